@@ -59,7 +59,19 @@ def requests_of(spelling: str | Path) -> Requests:
     """
     log = log_of(spelling)
     if log is not None:
-        return _read_log(log)
+        rows = [row for _, row in read_typed_table(log, _LogRow)]
+        arrival = np.array([row.arrival_s for row in rows], np.float64)
+        prompt = np.array([row.prompt_tokens for row in rows], np.int64)
+        output = np.array([row.output_tokens for row in rows], np.int64)
+        order = np.argsort(arrival, kind="stable")
+        first, last = arrival[order[0]].item(), arrival[order[-1]].item()
+        if not last - first <= _MAX_SPAN_S:
+            raise FormatError(
+                f"the request arrives {last - first:g} s after the first one, beyond the limit",
+                path=str(log), position=f"row {order[-1]}",
+                hint=f"write arrivals in seconds, the last at most {_MAX_SPAN_S:,.0f} after the first",
+            )  # fmt: skip
+        return Requests(arrival_ns=(arrival - first)[order] * 1e9, prompt=prompt[order], output=output[order])
     name, _, settings = str(spelling).partition(":")
     process = _parsed_process(name, settings)
     if process.seed < 0:
@@ -157,22 +169,3 @@ class _LogRow(msgspec.Struct, frozen=True, kw_only=True):
             high=_MAX_TOKENS,
         ),
     ]
-
-
-def _read_log(path: Path) -> Requests:
-    """Read a request log. Requests are sorted by arrival, and times are shifted so that the first one arrives
-    at 0.
-    """
-    rows = [row for _, row in read_typed_table(path, _LogRow)]
-    arrival = np.array([row.arrival_s for row in rows], np.float64)
-    prompt = np.array([row.prompt_tokens for row in rows], np.int64)
-    output = np.array([row.output_tokens for row in rows], np.int64)
-    order = np.argsort(arrival, kind="stable")
-    first, last = arrival[order[0]].item(), arrival[order[-1]].item()
-    if not last - first <= _MAX_SPAN_S:
-        raise FormatError(
-            f"the request arrives {last - first:g} s after the first one, beyond the limit",
-            path=str(path), position=f"row {order[-1]}",
-            hint=f"write arrivals in seconds, the last at most {_MAX_SPAN_S:,.0f} after the first",
-        )  # fmt: skip
-    return Requests(arrival_ns=(arrival - first)[order] * 1e9, prompt=prompt[order], output=output[order])

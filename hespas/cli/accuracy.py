@@ -22,7 +22,6 @@ from hespas.report.tables import columns, table_from_rows
 from hespas.report.texts import count_text, counted, time_text
 
 if TYPE_CHECKING:
-    from hespas.studies.league.document import League
     from hespas.validators.accuracy import Accuracy, Comparison
     from hespas.validators.accuracy.coverage import Coverage
     from hespas.validators.accuracy.result import EndToEnd, SummaryRow
@@ -300,6 +299,7 @@ def league(call: Call, *, report: _LeagueReport = None) -> None:
     hespas-validate league --table published_training.csv --calibrate leave-group-out --report league/
     """
     from hespas import api
+    from hespas.studies.league.document import refusals
     from hespas.studies.league.report import REPORT_FILES
 
     call.check_report(REPORT_FILES)
@@ -308,23 +308,17 @@ def league(call: Call, *, report: _LeagueReport = None) -> None:
     call.write_json(done.to_json())
     if report:
         done.write(report, overwrite=call.overwrite)
-    _print_league(done.details)
-
-
-def _print_league(done: League) -> None:
-    """Print the rows that are not predicted, the errors by group, memory, and the choice of layouts."""
-    from hespas.studies.league.document import refusals
-
-    for reason, position, count in refusals(done.rows):
+    details = done.details
+    for reason, position, count in refusals(details.rows):
         first = position if count == 1 else f"the first is {position}"
         print_message(f"note: {counted(count, 'row')} not predicted ({first}): {reason}")
-    assumed = sum(row.status == "assumed" for row in done.rows)
+    assumed = sum(row.status == "assumed" for row in details.rows)
     if assumed:
         print_message(f"note: {counted(assumed, 'row')} with assumptions, because the table lacks settings")
-    untimed = sum("row.untimed" in row.row.predicted.assumptions for row in done.rows)
+    untimed = sum("row.untimed" in row.row.predicted.assumptions for row in details.rows)
     if untimed:
         print_message(f"warning: {counted(untimed, 'row')} with kernels of unknown duration, counted as 0")
-    beyond = sum(row.row.predicted.fits is False for row in done.rows)
+    beyond = sum(row.row.predicted.fits is False for row in details.rows)
     if beyond:
         print_message(f"warning: {counted(beyond, 'row')} with a predicted peak memory beyond the device's")
     if is_quiet():
@@ -332,12 +326,12 @@ def _print_league(done: League) -> None:
     rows: list[tuple[object, ...]] = [
         (row.by, row.value, row.n, row.mean_ape, row.median_ape, row.p90_ape, signed(row.bias),
          percent(row.interval_coverage))
-        for row in done.groups
+        for row in details.groups
         if row.by in {"all", "source", "accelerator", "scale", "precision", "status"}
     ]  # fmt: skip
     rows += [
         ("baseline", row.name, row.n, row.mean_ape, row.median_ape, row.p90_ape, "", "")
-        for row in done.baselines
+        for row in details.baselines
     ]
     header = (
         *columns("text", "by", "value"),
@@ -346,11 +340,11 @@ def _print_league(done: League) -> None:
         *columns("share", "bias", "in interval", write=str),
     )
     emit(table_from_rows(header, rows).to_text())
-    memory = done.memory
+    memory = details.memory
     if memory.n:
         errors = f"mean error {percent(memory.mean_ape)}, median {percent(memory.median_ape)}"
         emit(f"peak memory of {counted(memory.n, 'row')}: {errors}")
-    hits = [layout.best_in_top_two for layout in done.layouts]
+    hits = [layout.best_in_top_two for layout in details.layouts]
     if hits:
         emit(f"best layout among the two best predictions: {sum(hits)} of {counted(len(hits), 'set')}")
 

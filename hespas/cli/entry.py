@@ -92,9 +92,21 @@ class _LazyCommands(dict[str, Any]):
         self._sources = sources
 
     def __getitem__(self, name: str) -> Any:
-        command = super().__getitem__(name)
+        command: Any = super().__getitem__(name)
         if command is None:
-            command = _load(name, self._sources[name])
+            source = self._sources[name]
+            loaded: Any = getattr(import_module(source.module), source.name)
+            if isinstance(loaded, typer.Typer):
+                command = typer.main.get_group(loaded)
+            else:
+                app = typer.Typer(
+                    add_completion=False,
+                    pretty_exceptions_enable=False,
+                    context_settings={"help_option_names": ["-h", "--help"]},
+                )
+                app.command(name, cls=renamed_options(source.renamed), epilog=source.epilog)(loaded)
+                command = typer.main.get_command(app)
+            command.name = name
             self[name] = command
         return command
 
@@ -142,23 +154,6 @@ class _LazyGroup(TyperGroup):
             super().format_help(ctx, formatter)
         finally:
             self._lists_only = False
-
-
-def _load(name: str, source: CommandSource) -> Any:
-    """Import a command and build it."""
-    loaded: Any = getattr(import_module(source.module), source.name)
-    if isinstance(loaded, typer.Typer):
-        command: Any = typer.main.get_group(loaded)
-    else:
-        app = typer.Typer(
-            add_completion=False,
-            pretty_exceptions_enable=False,
-            context_settings={"help_option_names": ["-h", "--help"]},
-        )
-        app.command(name, cls=renamed_options(source.renamed), epilog=source.epilog)(loaded)
-        command = typer.main.get_command(app)
-    command.name = name
-    return command
 
 
 def renamed_options(new_names: Mapping[str, str]) -> type[TyperCommand]:

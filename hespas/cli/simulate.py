@@ -68,32 +68,27 @@ def simulate(call: Call, *, compare: _Compare = None) -> None:
     elif columns:
         print_columns(call, columns)
     else:
-        _simulate_step(call)
+        from hespas import api
+        from hespas.api.simulation_result import REPORT_FILES
 
-
-def _simulate_step(call: Call) -> None:
-    """Simulate one step, write its files and print its figures."""
-    from hespas import api
-    from hespas.api.simulation_result import REPORT_FILES
-
-    if call.is_written("jobs"):
-        raise UsageError("--jobs applies to sweeps only", hint="add --grid FILE, or leave it out")
-    if call["astra_bin"] is not None and call["simulator"] != "astra-sim":
-        raise UsageError("--astra-bin requires --simulator astra-sim", hint="add --simulator astra-sim")
-    timeline, overlay, report = call["timeline"], call.several("overlay"), call["folder"]
-    if timeline:
-        check_apart("--timeline", timeline, call.files("reads"))
-    api.check_timeline(timeline, overlay=bool(overlay), overwrite=call.overwrite)
-    call.check_report(REPORT_FILES)
-    changes: dict[str, Any] = {"overlay": _overlay_profiles(overlay)} if overlay else {}
-    done = call.run(api.simulate, **changes)
-    if call.json_file:
-        api.write_simulation_json(done, call.json_file, overwrite=call.overwrite)
-    if report:
-        done.write(report, overwrite=call.overwrite)
-    report_diagnostics(call.diagnostics, call["source"])
-    _print_result(done)
-    _print_references(done)
+        if call.is_written("jobs"):
+            raise UsageError("--jobs applies to sweeps only", hint="add --grid FILE, or leave it out")
+        if call["astra_bin"] is not None and call["simulator"] != "astra-sim":
+            raise UsageError("--astra-bin requires --simulator astra-sim", hint="add --simulator astra-sim")
+        timeline, overlay, report = call["timeline"], call.several("overlay"), call["folder"]
+        if timeline:
+            check_apart("--timeline", timeline, call.files("reads"))
+        api.check_timeline(timeline, overlay=bool(overlay), overwrite=call.overwrite)
+        call.check_report(REPORT_FILES)
+        changes: dict[str, Any] = {"overlay": _overlay_profiles(overlay)} if overlay else {}
+        done = call.run(api.simulate, **changes)
+        if call.json_file:
+            api.write_simulation_json(done, call.json_file, overwrite=call.overwrite)
+        if report:
+            done.write(report, overwrite=call.overwrite)
+        report_diagnostics(call.diagnostics, call["source"])
+        _print_result(done)
+        _print_references(done)
 
 
 def _overlay_profiles(paths: Sequence[Path]) -> list[Profile]:

@@ -80,13 +80,6 @@ def named_algorithm(name: str) -> Precision:
     return Precision(lhs, rhs, accumulator, products, "ALGORITHM")
 
 
-def _wider(lhs: DType | None, rhs: DType | None) -> int:
-    """Return the code of the wider operand type, which sets the rate."""
-    if lhs is None or rhs is None:
-        return -1
-    return (lhs if lhs.bits >= rhs.bits else rhs).code
-
-
 def _products(precision: Precision, lhs: Tensor, rhs: Tensor) -> int:
     """Return the number of hardware products per multiplication: above 1 if a precision is emulated with
     narrower types.
@@ -114,6 +107,9 @@ def contraction_cost(
     rescaling = _rescaling_flops(types)
     factor = 2.0 * (_COMPLEX_PRODUCTS if is_complex(result) else 1)
     lhs_type, rhs_type = precision.lhs or lhs.dtype, precision.rhs or rhs.dtype
+    rate = -1
+    if lhs_type is not None and rhs_type is not None:  # the wider type sets the rate
+        rate = (lhs_type if lhs_type.bits >= rhs_type.bits else rhs_type).code
     accumulator = precision.accumulator or _accumulator(types, precision.accumulator_bits)
     contraction = Contraction(
         *extents,
@@ -133,7 +129,7 @@ def contraction_cost(
         0.0,
         op.read_bytes,
         op.written_bytes,
-        _wider(lhs_type, rhs_type),
+        rate,
         (contraction,),
     )
 

@@ -185,27 +185,6 @@ def _convolution(source: int, kernel: int, output: int) -> Rule:
     return rule
 
 
-def _attention(op: Operation, attributes: CustomAttributes) -> Cost:
-    """Return the cost of fused attention: two products over the scores forward, five backward, and one
-    exponential per score.
-    """
-    config = _parse_config(attributes.config)
-    shape = config.cudnn_fmha_backend_config if config else None
-    scores = shape.intermediate_tensor_shape.dimensions if shape else ()
-    if len(scores) < 2 or not op.operands or not op.operands[0].shape:
-        return unknown_cost(op, OpClass.ATTENTION)
-    head = op.operands[0].shape[-1]
-    products = 5 if "Backward" in attributes.target else 2
-    traffic = Operation(op.operands, _without_workspace(op.results), attributes, op.repeated)
-    types = (op.operands[0], op.operands[1 % len(op.operands)], op.results[0])
-    extents = (products * prod(scores[:-2]), scores[-2], scores[-1], head)
-    macs = float(prod(extents)) if min(extents) >= 0 else nan
-    cost = contraction_cost(
-        traffic, OpClass.ATTENTION, extents, config_precision(()), macs=macs, useful_macs=macs, types=types
-    )
-    return replace(cost, transcendentals=float(prod(scores)))
-
-
 def _transformer_engine_attention(op: Operation, attributes: CustomAttributes) -> Cost:
     """Return the cost of fused attention of TransformerEngine.
 
@@ -340,6 +319,28 @@ def custom_call(op: Operation) -> Cost:
     if configured is not None:
         return configured(op, attributes)
     if attributes.target.startswith("__cudnn$fmha"):
-        return _attention(op, attributes)
+        # Fused attention has two products over the scores forward, five backward, and one exponential per
+        # score.
+        config = _parse_config(attributes.config)
+        shape = config.cudnn_fmha_backend_config if config else None
+        scores = shape.intermediate_tensor_shape.dimensions if shape else ()
+        if len(scores) < 2 or not op.operands or not op.operands[0].shape:
+            return unknown_cost(op, OpClass.ATTENTION)
+        head = op.operands[0].shape[-1]
+        products = 5 if "Backward" in attributes.target else 2
+        traffic = Operation(op.operands, _without_workspace(op.results), attributes, op.repeated)
+        types = (op.operands[0], op.operands[1 % len(op.operands)], op.results[0])
+        extents = (products * prod(scores[:-2]), scores[-2], scores[-1], head)
+        macs = float(prod(extents)) if min(extents) >= 0 else nan
+        cost = contraction_cost(
+            traffic,
+            OpClass.ATTENTION,
+            extents,
+            config_precision(()),
+            macs=macs,
+            useful_macs=macs,
+            types=types,
+        )
+        return replace(cost, transcendentals=float(prod(scores)))
     routine = _lapack_routine(attributes.target)
     return unknown_cost(op, OpClass.CUSTOM) if routine is None else lapack(routine)(op)

@@ -71,7 +71,17 @@ class ExpressionParser(Generic[_Context]):
             raise FormulaError(
                 f"the formula has more than {self.max_characters} characters", self.max_characters
             )
-        self.tokens, self.at, self.depth = _tokens(text), 0, 0
+        tokens: list[ExpressionToken] = []
+        position = 0
+        while text[position:].strip():
+            match = _TOKEN.match(text, position)
+            if match is None or match.lastgroup is None:
+                at = position + len(text[position:]) - len(text[position:].lstrip())
+                raise FormulaError(f"unexpected {text[at]!r}", at)
+            kind = match.lastgroup
+            tokens.append(ExpressionToken(kind, match[kind], match.start(kind)))
+            position = match.end()
+        self.tokens, self.at, self.depth = [*tokens, ExpressionToken("end", "", len(text))], 0, 0
 
     def parse(self) -> Expression[_Context]:
         """Parse the whole text and return its expression. Raises ``FormulaError``."""
@@ -169,17 +179,3 @@ class ExpressionParser(Generic[_Context]):
 def _joined(mark: str, left: Expression[_Context], right: Expression[_Context]) -> Expression[_Context]:
     operator = _OPERATORS[mark]
     return lambda context: operator(left(context), right(context))
-
-
-def _tokens(text: str) -> list[ExpressionToken]:
-    tokens: list[ExpressionToken] = []
-    position = 0
-    while text[position:].strip():
-        match = _TOKEN.match(text, position)
-        if match is None or match.lastgroup is None:
-            at = position + len(text[position:]) - len(text[position:].lstrip())
-            raise FormulaError(f"unexpected {text[at]!r}", at)
-        kind = match.lastgroup
-        tokens.append(ExpressionToken(kind, match[kind], match.start(kind)))
-        position = match.end()
-    return [*tokens, ExpressionToken("end", "", len(text))]

@@ -303,7 +303,14 @@ class FitIndex:
         for name in (op, ANY) if quantizing else ():
             if fits := self._fits(kind, name, quantizing, variant):
                 return _FitSelection(fits=fits, scheme=quantizing, quantizing=True)
-        return self._chip_wide(kind, scheme)
+        # The fit of the whole chip is only for kinds that run as a single kernel.
+        fits = self.by_class.get((ANY, ANY, ANY), ())
+        if kind not in CHIP_WIDE_KINDS or not fits or not scheme:
+            return None
+        if kind not in MATRIX_KINDS and not any(name not in {ANY, *MATRIX_KINDS} for name in self.schemes):
+            return None  # fitted on products alone, which have another start and other traffic
+        text = f"no fit of {kind} in {scheme}: the fit of the whole chip is used"
+        return _FitSelection(fits=fits, scheme=scheme, assumed=("calibrated.chip-wide", text))
 
     def _common_kernel(self, kind: str, names: Sequence[str], scheme: str) -> _FitSelection | None:
         """Return the fit of the kernel that all devices of the vendor have in common for this operation. If
@@ -385,16 +392,6 @@ class FitIndex:
         )
         if kind not in MATRIX_KINDS and scheme:
             yield from (name for name in self.schemes.get(kind, ()) if name not in (scheme, ANY, *same))
-
-    def _chip_wide(self, kind: str, scheme: str) -> _FitSelection | None:
-        """Return the fit of the whole chip for a kind that runs as a single kernel; None for other kinds."""
-        fits = self.by_class.get((ANY, ANY, ANY), ())
-        if kind not in CHIP_WIDE_KINDS or not fits or not scheme:
-            return None
-        if kind not in MATRIX_KINDS and not any(name not in {ANY, *MATRIX_KINDS} for name in self.schemes):
-            return None  # fitted on products alone, which have another start and other traffic
-        text = f"no fit of {kind} in {scheme}: the fit of the whole chip is used"
-        return _FitSelection(fits=fits, scheme=scheme, assumed=("calibrated.chip-wide", text))
 
 
 def _with_start_limit(fit: Fit, start_ns: float) -> tuple[FitParameter, ...]:

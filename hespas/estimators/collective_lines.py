@@ -137,7 +137,22 @@ class CollectiveLines:
         more = [other for other in same_nodes if other.ranks > layout.ranks]
         if not fewer or not more:
             return None
-        return self._between(max(fewer), min(more), layout, message_bytes)
+        # Interpolate between the nearest layouts with fewer and with more ranks on as many nodes.
+        low, high = max(fewer), min(more)
+        sizes = [self._as_whole(end, layout, message_bytes) for end in (low, high)]
+        times = [self._time_ns(end, size) for end, size in zip((low, high), sizes, strict=True)]
+        starts = [
+            self._time_ns(end, np.minimum(size, self.least))
+            for end, size in zip((low, high), sizes, strict=True)
+        ]
+        by_ranks = log(layout.ranks / low.ranks) / log(high.ranks / low.ranks)
+        sent = [_whole_share(self.op, entry.ranks) for entry in (low, layout, high)]
+        by_bytes = log(sent[1] / sent[0]) / log(sent[2] / sent[0]) if sent[2] > sent[0] else by_ranks
+        with np.errstate(divide="ignore", invalid="ignore"):
+            begun = np.nan_to_num((starts[0] / times[0] + starts[1] / times[1]) / 2)
+            share = by_ranks * begun + by_bytes * (1 - begun)
+            between = np.exp((1 - share) * np.log(times[0]) + share * np.log(times[1]))
+        return np.maximum(between, times[0]) if self.rises else between
 
     def distance(self, layout: RankLayout) -> float:
         """Return the distance from a layout to the nearest measured layout on the same number of nodes, in
@@ -216,27 +231,6 @@ class CollectiveLines:
         The message of an all-gather is one rank's shard, so its size depends on the number of ranks.
         """
         return message_bytes * layout.ranks / near.ranks if self.op == "all_gather" else message_bytes
-
-    def _between(
-        self, low: RankLayout, high: RankLayout, layout: RankLayout, message_bytes: FloatArray
-    ) -> FloatArray:
-        """Interpolate the time on ``layout`` between two measured layouts on the same number of nodes, one
-        with fewer and one with more ranks.
-        """
-        sizes = [self._as_whole(end, layout, message_bytes) for end in (low, high)]
-        times = [self._time_ns(end, size) for end, size in zip((low, high), sizes, strict=True)]
-        starts = [
-            self._time_ns(end, np.minimum(size, self.least))
-            for end, size in zip((low, high), sizes, strict=True)
-        ]
-        by_ranks = log(layout.ranks / low.ranks) / log(high.ranks / low.ranks)
-        sent = [_whole_share(self.op, entry.ranks) for entry in (low, layout, high)]
-        by_bytes = log(sent[1] / sent[0]) / log(sent[2] / sent[0]) if sent[2] > sent[0] else by_ranks
-        with np.errstate(divide="ignore", invalid="ignore"):
-            begun = np.nan_to_num((starts[0] / times[0] + starts[1] / times[1]) / 2)
-            share = by_ranks * begun + by_bytes * (1 - begun)
-            between = np.exp((1 - share) * np.log(times[0]) + share * np.log(times[1]))
-        return np.maximum(between, times[0]) if self.rises else between
 
     def _growth(self, nodes: float) -> float:
         """Return the relative growth of the start with each doubling of ranks on this number of nodes."""

@@ -52,7 +52,15 @@ class Compiler:
         findings = diagnostics if diagnostics is not None else Diagnostics()
         free = takes_no_time(graph)
         computes = (graph.kind == int(NodeKind.COMPUTE)) & ~free
-        cycles = np.where(computes, _stated_cycles(graph), np.nan)
+        # The compiler wrote the cycles of a node into its backend configuration.
+        stated = np.full(len(graph), np.nan)
+        keys = [row for row in np.unique(graph.extra.key).tolist() if graph.strings[row] == _CONFIG]
+        rows = np.flatnonzero(np.isin(graph.extra.key, keys) & (graph.extra.node >= 0))
+        for row, node in zip(rows.tolist(), graph.extra.node[rows].tolist(), strict=True):
+            match = _CYCLES.search(graph.extra.value(row))
+            if match is not None:
+                stated[node] = float(match[1])
+        cycles = np.where(computes, stated, np.nan)
         sentinel = (cycles <= 0) | (cycles > _MOST_CYCLES)
         clock_hz = nan if device.systolic is None else device.systolic.clock_hz
         if self.clock_ghz > 0:
@@ -76,20 +84,6 @@ class Compiler:
             estimator=np.where(unknown, -1, 0).astype(np.int8),
             bound=np.where(unknown, -1, np.where(free, 0, np.where(lifted, 2, 1))).astype(np.int8),
         )
-
-
-def _stated_cycles(graph: OpGraph) -> FloatArray:
-    """Return the cycles that the compiler wrote into the backend configuration of each node; NaN without
-    cycles.
-    """
-    cycles = np.full(len(graph), np.nan)
-    keys = [row for row in np.unique(graph.extra.key).tolist() if graph.strings[row] == _CONFIG]
-    rows = np.flatnonzero(np.isin(graph.extra.key, keys) & (graph.extra.node >= 0))
-    for row, node in zip(rows.tolist(), graph.extra.node[rows].tolist(), strict=True):
-        match = _CYCLES.search(graph.extra.value(row))
-        if match is not None:
-            cycles[node] = float(match[1])
-    return cycles
 
 
 def _report(

@@ -8,7 +8,7 @@ products) estimate the whole graph.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import inf, isnan
 from pathlib import Path
@@ -28,13 +28,13 @@ from hespas.estimators.interface import (
     takes_no_time,
 )
 from hespas.estimators.kernels import PRODUCTS, as_programs_run
-from hespas.estimators.learned.serialization import Card, cards_at
+from hespas.estimators.learned.serialization import cards_at
 from hespas.estimators.registry import check_stated_estimator, load_estimator
 from hespas.files.documents import read_toml
 from hespas.graph import Diagnostics, Estimate, OpGraph, Severity
 from hespas.graph.columns import BoolArray, FloatArray, IntArray
 from hespas.graph.errors import FormatError, UsageError
-from hespas.hardware import ANY, Device, Fit
+from hespas.hardware import ANY, Device
 from hespas.hardware.library import fits_of_user
 from hespas.operations import KINDS, Operations
 
@@ -228,36 +228,6 @@ class _HeldOutErrors:
         return [*unknown, *sorted(mean, key=lambda name: (mean[name], name == "calibrated"))]
 
 
-def _orders_by_error(
-    fits: Sequence[Fit], cards: Sequence[Card], device: Device
-) -> dict[tuple[str, str], tuple[str, ...]]:
-    """Return the order of estimators for each kind and number format for which a user's device file or model
-    cards state errors.
-    """
-    by_format: dict[tuple[str, str], _HeldOutErrors] = {}
-    for card in cards:
-        for cell in card.cells:
-            if cell.kind not in KINDS_BY_MODELS:
-                continue
-            errors = by_format.setdefault((cell.kind, cell.scheme), _HeldOutErrors())
-            errors.own = [_OWN_MODELS]
-            for row in card.errors:
-                same = (row.kind, row.hardware) == (cell.kind, device.name)
-                if same and row.scheme in (cell.scheme, ANY):
-                    errors.add(_OWN_MODELS, row.mape, row.n)
-                    errors.add(_SHIPPED_MODELS, row.before_mape, row.n)
-    for fit in fits:
-        if fit.kind in KINDS_BY_MODELS and fit.scheme != ANY:
-            errors = by_format.setdefault((fit.kind, fit.scheme), _HeldOutErrors())
-            errors.own = [*(name for name in errors.own if name != "calibrated"), "calibrated"]
-            errors.add("calibrated", fit.error.mape, fit.samples)
-            errors.add(_SHIPPED_MODELS, fit.error.before_mape, fit.samples)
-    return {
-        (kind, scheme): tuple(dict.fromkeys((*errors.order(), *_DEFAULT.of(kind))))
-        for (kind, scheme), errors in by_format.items()
-    }
-
-
 @dataclass(frozen=True, slots=True)
 class _DeviceOrder:
     """Default order of estimators for one device. Estimators of a user's device file come first.
@@ -276,12 +246,33 @@ class _DeviceOrder:
         """Return the default order for a device."""
         fits = [fit for fit in fits_of_user(device) if fit.form != PRODUCTS]
         cards = [card for _, card in cards_at(device.learned_models)]
+        by_format: dict[tuple[str, str], _HeldOutErrors] = {}
+        for card in cards:
+            for cell in card.cells:
+                if cell.kind not in KINDS_BY_MODELS:
+                    continue
+                errors = by_format.setdefault((cell.kind, cell.scheme), _HeldOutErrors())
+                errors.own = [_OWN_MODELS]
+                for row in card.errors:
+                    same = (row.kind, row.hardware) == (cell.kind, device.name)
+                    if same and row.scheme in (cell.scheme, ANY):
+                        errors.add(_OWN_MODELS, row.mape, row.n)
+                        errors.add(_SHIPPED_MODELS, row.before_mape, row.n)
+        for fit in fits:
+            if fit.kind in KINDS_BY_MODELS and fit.scheme != ANY:
+                errors = by_format.setdefault((fit.kind, fit.scheme), _HeldOutErrors())
+                errors.own = [*(name for name in errors.own if name != "calibrated"), "calibrated"]
+                errors.add("calibrated", fit.error.mape, fit.samples)
+                errors.add(_SHIPPED_MODELS, fit.error.before_mape, fit.samples)
         return cls(
             fitted=frozenset(
                 fit.kind for fit in fits if fit.kind not in KINDS_BY_MODELS or fit.scheme == ANY
             ),
             learned=frozenset(cell.kind for card in cards for cell in card.cells),
-            by_error=_orders_by_error(fits, cards, device),
+            by_error={
+                (kind, scheme): tuple(dict.fromkeys((*errors.order(), *_DEFAULT.of(kind))))
+                for (kind, scheme), errors in by_format.items()
+            },
         )
 
     def of_class(self, kind: str, scheme: str, *, has_library: bool) -> tuple[str, ...]:

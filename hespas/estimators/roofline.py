@@ -149,7 +149,17 @@ class Roofline:
         _report_compute(
             graph, device, unknown & computes, np.isnan(work.matrix_ns + work.vector_ns), findings
         )
-        _report_other(graph, unknown & ~computes, findings)
+        invalid = graph.kind == int(NodeKind.INVALID)
+        compute = graph.kind == int(NodeKind.COMPUTE)
+        bare = ~(invalid | compute)
+        bare[graph.collectives.node] = False
+        bare[graph.p2p.node] = False
+        for code, message, applies in (
+            ("roofline.invalid-node", "the node has no kind", invalid),
+            ("roofline.host-node", "the host runs it, not the device", compute),
+            ("roofline.unknown-message", "its communication is unknown", bare),
+        ):
+            _report(graph, code, message, (unknown & ~computes) & applies, findings)
         _report_rates(graph, device, findings)
         bound[unknown] = -1
         return Estimate(
@@ -327,23 +337,6 @@ def _report_rates(graph: OpGraph, device: Device, diagnostics: Diagnostics) -> N
             rules[choice.rule] = rules.get(choice.rule, 0) + int(count)
     for rule, count in rules.items():
         diagnostics.warning("roofline.rate-fallback", device.name, rule, count=count)
-
-
-def _report_other(graph: OpGraph, unknown: BoolArray, diagnostics: Diagnostics) -> None:
-    """Report nodes that are not device work, and communication whose message size the graph does not
-    state.
-    """
-    invalid = graph.kind == int(NodeKind.INVALID)
-    compute = graph.kind == int(NodeKind.COMPUTE)
-    bare = ~(invalid | compute)
-    bare[graph.collectives.node] = False
-    bare[graph.p2p.node] = False
-    for code, message, applies in (
-        ("roofline.invalid-node", "the node has no kind", invalid),
-        ("roofline.host-node", "the host runs it, not the device", compute),
-        ("roofline.unknown-message", "its communication is unknown", bare),
-    ):
-        _report(graph, code, message, unknown & applies, diagnostics)
 
 
 def _report_network(graph: OpGraph, device: Device, rows: NetworkCosts, diagnostics: Diagnostics) -> None:

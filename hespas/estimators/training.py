@@ -115,7 +115,23 @@ class Training:
         heavy = np.isin(graph.op_class, _HEAVY)
         computes = ~np.isin(graph.op_class, _ELSEWHERE)
         times = np.where(heavy, times / rate, np.where(computes, times / slower, times))
-        result = _with_times(estimate, self.name, times)
+        # Intervals of changed times scale, and are at least a factor of _SHARE_WIDENING wide on both sides.
+        with np.errstate(divide="ignore", invalid="ignore"):
+            ratio = np.where(estimate.duration_ns > 0, times / estimate.duration_ns, 1.0)
+        is_changed = ~np.isnan(times) & ~(times == estimate.duration_ns)
+        index = len(estimate.estimators)
+        result = replace(
+            estimate,
+            estimators=(*estimate.estimators, self.name),
+            duration_ns=times,
+            low_ns=np.where(
+                is_changed, np.fmin(estimate.low_ns * ratio, times / _SHARE_WIDENING), estimate.low_ns
+            ),
+            high_ns=np.where(
+                is_changed, np.fmax(estimate.high_ns * ratio, times * _SHARE_WIDENING), estimate.high_ns
+            ),
+            estimator=np.where(is_changed, index, estimate.estimator).astype(np.int8),
+        )
         changed = int((result.estimator == len(estimate.estimators)).sum())
         share = shares.attention_of(self.attention or shares.library)
         if share is not None:
@@ -217,23 +233,3 @@ _SHARE_WIDENING = 1.3
 """Factor of the interval of a time by shares: one in ten published steps, which consist of such times, is
 farther off without calibration (docs/league.md).
 """
-
-
-def _with_times(estimate: Estimate, name: str, times: FloatArray) -> Estimate:
-    """Return an estimate with other times. Changed times are attributed to the estimator ``name``. Their
-    intervals are scaled, and at least a factor of :data:`_SHARE_WIDENING` wide on both sides.
-    """
-    with np.errstate(divide="ignore", invalid="ignore"):
-        ratio = np.where(estimate.duration_ns > 0, times / estimate.duration_ns, 1.0)
-    changed = ~np.isnan(times) & ~(times == estimate.duration_ns)
-    index = len(estimate.estimators)
-    return replace(
-        estimate,
-        estimators=(*estimate.estimators, name),
-        duration_ns=times,
-        low_ns=np.where(changed, np.fmin(estimate.low_ns * ratio, times / _SHARE_WIDENING), estimate.low_ns),
-        high_ns=np.where(
-            changed, np.fmax(estimate.high_ns * ratio, times * _SHARE_WIDENING), estimate.high_ns
-        ),
-        estimator=np.where(changed, index, estimate.estimator).astype(np.int8),
-    )

@@ -291,18 +291,7 @@ class BracketScan:
     def scan(self, text: bytes | bytearray | memoryview[int] | NDArray[np.uint8]) -> Brackets:
         """Scan the next block. O(len(text)), vectorised."""
         data = np.frombuffer(text, np.uint8)
-        inside = ((np.cumsum(self._quotes(data), dtype=np.int32) + self.inside) % 2).astype(np.bool_)
-        step = _STEP[data]
-        step[inside] = 0
-        depth = np.cumsum(step, dtype=np.int32)
-        if self.depth:
-            depth += np.int32(self.depth)
-        if len(data):
-            self.inside, self.depth = bool(inside[-1]), int(depth[-1])
-        return Brackets(inside, step, depth)
-
-    def _quotes(self, data: NDArray[np.uint8]) -> NDArray[np.bool_]:
-        """Return flags of the quotes that begin or end a string, because no backslash escapes them."""
+        # A quote begins or ends a string if no backslash escapes it.
         quotes: NDArray[np.bool_] = data == _QUOTE
         slashes = np.flatnonzero(data == _BACKSLASH)
         if self.escaped:
@@ -313,7 +302,15 @@ class BracketScan:
             escaped = (slashes[starts] + lengths)[lengths % 2 == 1]
             self.escaped = bool(len(escaped)) and int(escaped[-1]) == len(data)
             quotes[escaped[: len(escaped) - self.escaped]] = False
-        return quotes
+        inside = ((np.cumsum(quotes, dtype=np.int32) + self.inside) % 2).astype(np.bool_)
+        step = _STEP[data]
+        step[inside] = 0
+        depth = np.cumsum(step, dtype=np.int32)
+        if self.depth:
+            depth += np.int32(self.depth)
+        if len(data):
+            self.inside, self.depth = bool(inside[-1]), int(depth[-1])
+        return Brackets(inside, step, depth)
 
 
 class ArrayCut(NamedTuple):

@@ -136,7 +136,17 @@ def check_destination(destination: Path, *, overwrite: bool, share: OutputShare 
     """
     mode = _mode_of(destination)
     _resolved(destination)
-    _check_parent(destination)
+    parent = destination.parent
+    if not parent.is_dir():
+        raise OutputError("the folder does not exist", path=str(parent), hint=f"create it: mkdir -p {parent}")
+    if not os.access(parent, os.W_OK | os.X_OK):
+        raise _unwritable(parent)
+    if "{rank}" in destination.name:
+        raise OutputError(
+            "{rank} in the name stands for many files, but the destination is one folder",
+            path=str(destination),
+            hint="name the folder: the files in it are called NAME.0.et, NAME.1.et and so on",
+        )
     if mode is None:
         return
     if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
@@ -166,21 +176,6 @@ def _mode_of(destination: Path) -> int | None:
         raise OutputError(
             error.strerror or str(error), path=str(destination), hint="choose another destination"
         ) from error
-
-
-def _check_parent(destination: Path) -> None:
-    """Raise ``OutputError`` if the folder of the destination cannot hold it."""
-    parent = destination.parent
-    if not parent.is_dir():
-        raise OutputError("the folder does not exist", path=str(parent), hint=f"create it: mkdir -p {parent}")
-    if not os.access(parent, os.W_OK | os.X_OK):
-        raise _unwritable(parent)
-    if "{rank}" in destination.name:
-        raise OutputError(
-            "{rank} in the name stands for many files, but the destination is one folder",
-            path=str(destination),
-            hint="name the folder: the files in it are called NAME.0.et, NAME.1.et and so on",
-        )
 
 
 def _refuse_folders(destination: Path, entries: Iterable[Path]) -> None:

@@ -260,19 +260,15 @@ def run(
                 else:
                     sleep(_POLL_S)
         finally:  # also on an interrupt; processes that it has started end as well
-            _kill_group(process)
+            if sys.platform == "win32":
+                process.kill()
+            else:
+                with suppress(ProcessLookupError, PermissionError):
+                    os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
         size = errors.seek(0, os.SEEK_END)
         errors.seek(max(size - _KEPT_BYTES, 0))
         return Ended(process.returncode, stopped, errors.read())
-
-
-def _kill_group(process: subprocess.Popen[bytes]) -> None:
-    if sys.platform == "win32":
-        process.kill()
-    else:
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
 
 
 class ChildNotStartedError(Exception):

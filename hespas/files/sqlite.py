@@ -304,7 +304,24 @@ def _open_plain(path: Path, name: str = "") -> Generator[SqliteDatabase]:
             header = stream.read(_HEADER_BYTES)
         if not header.startswith(SQLITE_MAGIC):
             raise FormatError("this is not an SQLite database", path=shown, position="byte 0", hint=_HINT)
-        _refuse_cut_off(header, size, shown)
+        # SQLite reads a partial last page as zeros and loses rows silently. The page count of the header
+        # (https://sqlite.org/fileformat2.html) is valid if the file was last written by a version that
+        # maintains it.
+        if len(header) < _HEADER_BYTES:
+            raise FormatError(
+                "the database is cut off", path=shown, position=f"byte {size}", hint=_CUT_OFF_HINT
+            )
+        field = int.from_bytes(header[16:18], "big")
+        page_bytes = 1 << 16 if field == 1 else field
+        pages = int.from_bytes(header[28:32], "big") if header[24:28] == header[92:96] else 0
+        if pages * page_bytes > size or (page_bytes and size % page_bytes):
+            expected = f"{pages * page_bytes:,} bytes" if pages else f"whole pages of {page_bytes:,} bytes"
+            raise FormatError(
+                f"the database is cut off: {size:,} bytes of {expected}",
+                path=shown,
+                position=f"byte {size}",
+                hint=_CUT_OFF_HINT,
+            )
         # Immutable: SQLite uses neither locks nor a write-ahead log, so it writes no files.
         with closing(
             sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro&immutable=1", uri=True)
@@ -390,28 +407,6 @@ def _missing_texts(rows: int) -> IntArray:
 _HEADER_BYTES = 100
 _CHUNK_BYTES = 4 << 20
 _CUT_OFF_HINT = "copy the file again, or export the profile again"
-
-
-def _refuse_cut_off(header: bytes, size: int, path: str) -> None:
-    """Raise ``FormatError`` for a truncated file: SQLite reads a partial last page as zeros and loses rows
-    silently.
-
-    The header is described at https://sqlite.org/fileformat2.html; its page count is valid if the file was
-    last written by a version that maintains it.
-    """
-    if len(header) < _HEADER_BYTES:
-        raise FormatError("the database is cut off", path=path, position=f"byte {size}", hint=_CUT_OFF_HINT)
-    field = int.from_bytes(header[16:18], "big")
-    page_bytes = 1 << 16 if field == 1 else field
-    pages = int.from_bytes(header[28:32], "big") if header[24:28] == header[92:96] else 0
-    if pages * page_bytes > size or (page_bytes and size % page_bytes):
-        expected = f"{pages * page_bytes:,} bytes" if pages else f"whole pages of {page_bytes:,} bytes"
-        raise FormatError(
-            f"the database is cut off: {size:,} bytes of {expected}",
-            path=path,
-            position=f"byte {size}",
-            hint=_CUT_OFF_HINT,
-        )
 
 
 def _unpack_database(path: Path, into: Path, max_bytes: int) -> None:

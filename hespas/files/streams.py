@@ -252,7 +252,17 @@ def read_bytes(path: Path, max_bytes: int) -> bytes:
             hint = "write the file again: the program that wrote it may have been interrupted"
             raise FormatError("the file is empty", path=str(path), position="byte 0", hint=hint)
         if magic == GZIP_MAGIC:
-            return _decompressed(stream, path, max_bytes)
+            # The limit applies to the sum of all members.
+            content = BytesIO()  # getvalue() does not copy
+            try:
+                with PackedInput(stream, path, max_bytes) as packed:
+                    while part := packed.read(_CHUNK_BYTES):
+                        content.write(part)
+            except damage_errors() as error:
+                early = isinstance(error, EOFError)
+                problem = "gzip stream ends early" if early else f"broken gzip stream: {error}"
+                raise _damaged(problem, path, f"byte {content.tell()} of the decompressed data") from error
+            return content.getvalue()
         stream.seek(0)
         return _content(stream, path, max_bytes, hint="check that the file has the expected format")
 
@@ -340,17 +350,3 @@ def _unreadable(error: OSError, path: Path) -> FormatError:
     is_special = error.errno in {errno.EISDIR, errno.EINVAL}
     hint = "give a regular file; copy the data of a pipe to one" if is_special else "check the path"
     return FormatError(error.strerror or str(error), path=str(path), hint=hint)
-
-
-def _decompressed(stream: BinaryIO, path: Path, max_bytes: int) -> bytes:
-    """Return the content of all members of a gzip file; the limit applies to their sum."""
-    content = BytesIO()  # getvalue() does not copy
-    try:
-        with PackedInput(stream, path, max_bytes) as packed:
-            while part := packed.read(_CHUNK_BYTES):
-                content.write(part)
-    except damage_errors() as error:
-        early = isinstance(error, EOFError)
-        problem = "gzip stream ends early" if early else f"broken gzip stream: {error}"
-        raise _damaged(problem, path, f"byte {content.tell()} of the decompressed data") from error
-    return content.getvalue()

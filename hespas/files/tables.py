@@ -235,26 +235,22 @@ class _Field:
         raise row.fault(name, f"is {clipped(text)!r}", self.expected)
 
 
-def _fields(kind: type[msgspec.Struct]) -> tuple[_Field, ...]:
-    """Return the columns of a struct, in order."""
-    hints = get_type_hints(kind, include_extras=True)
-    columns: list[_Field] = []
-    for entry in msgspec.structs.fields(kind):
-        hint, column = hints[entry.name], Column()
-        if get_origin(hint) is Annotated:
-            hint, column = get_args(hint)
-        choices: tuple[str, ...] = tuple(filter(None, get_args(hint))) if get_origin(hint) is Literal else ()
-        columns.append(_Field(entry.name, str if choices else hint, column, entry.default, choices))
-    return tuple(columns)
-
-
 class _Converter(Generic[_Cells]):
     """Conversion of the rows of a table with a ``header`` to a struct."""
 
     def __init__(self, kind: type[_Cells], header: Container[str], path: str) -> None:
         self._kind = kind
         self._columns: list[tuple[_Field, str]] = []
-        columns = _fields(kind)
+        hints = get_type_hints(kind, include_extras=True)
+        columns: list[_Field] = []
+        for declared in msgspec.structs.fields(kind):
+            hint, column = hints[declared.name], Column()
+            if get_origin(hint) is Annotated:
+                hint, column = get_args(hint)
+            choices: tuple[str, ...] = (
+                tuple(filter(None, get_args(hint))) if get_origin(hint) is Literal else ()
+            )
+            columns.append(_Field(declared.name, str if choices else hint, column, declared.default, choices))
         needed = [
             entry for entry in columns if entry.default is msgspec.NODEFAULT or entry.column.is_in_header
         ]

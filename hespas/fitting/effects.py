@@ -390,7 +390,25 @@ def factors_of(table: FitRows) -> list[ComponentFactor]:
     for rows in members.values():
         share = table.shares[rows].mean(axis=0)
         pairs += [(rows[0], component) for component in np.flatnonzero(share >= _MIN_SHARE).tolist()]
-    extended = _with_unit_rows(table, measured, pairs)
+    # Append an artificial row for each pair of a row and a component. It consists of the component only, has
+    # the stack and accelerator of the row, and a model, release and number format that no other row has.
+    units = np.zeros((len(pairs), len(COMPONENTS)))
+    units[np.arange(len(pairs)), [component for _, component in pairs]] = 1.0
+    recorded = table.select(measured)
+    keys: dict[str, Sequence[str]] = {
+        name: [
+            *recorded.keys[name],
+            *(texts[row] if name in _STACK else f"\0{index}" for index, (row, _) in enumerate(pairs)),
+        ]
+        for name, texts in table.keys.items()
+    }
+    extended = FitRows(
+        shares=np.concatenate([recorded.shares, units]),
+        log_error=np.concatenate([recorded.log_error, np.full(len(pairs), np.nan)]),
+        weight=np.concatenate([recorded.weight, np.ones(len(pairs))]),
+        rounding=np.concatenate([recorded.rounding, np.zeros(len(pairs))]),
+        keys=keys,
+    )
     is_unit = np.arange(len(extended)) >= len(measured)
     fit = fit_effects(extended.covariance(), extended, ~is_unit)
     posterior, prior = fit.posterior(is_unit), np.sqrt(np.diag(fit.covariance)[is_unit])
@@ -416,31 +434,6 @@ def factors_of(table: FitRows) -> list[ComponentFactor]:
             )
         )
     return factors
-
-
-def _with_unit_rows(table: FitRows, measured: IntArray, pairs: Sequence[tuple[int, int]]) -> FitRows:
-    """Return the measured rows, followed by one artificial row for each pair of a row and a component.
-
-    An artificial row consists of the component only. It has the stack and accelerator of the row, and a
-    model, release and number format that no other row has.
-    """
-    units = np.zeros((len(pairs), len(COMPONENTS)))
-    units[np.arange(len(pairs)), [component for _, component in pairs]] = 1.0
-    rows = table.select(measured)
-    keys: dict[str, Sequence[str]] = {
-        name: [
-            *rows.keys[name],
-            *(texts[row] if name in _STACK else f"\0{index}" for index, (row, _) in enumerate(pairs)),
-        ]
-        for name, texts in table.keys.items()
-    }
-    return FitRows(
-        shares=np.concatenate([rows.shares, units]),
-        log_error=np.concatenate([rows.log_error, np.full(len(pairs), np.nan)]),
-        weight=np.concatenate([rows.weight, np.ones(len(pairs))]),
-        rounding=np.concatenate([rows.rounding, np.zeros(len(pairs))]),
-        keys=keys,
-    )
 
 
 def apply_factors(table: FitRows, factors: Sequence[ComponentFactor]) -> Posterior:

@@ -139,18 +139,6 @@ def _element_lines(measured: Measurements, seed: int, fitted: str) -> Iterator[F
             yield line((kind, ANY, scheme, ANY), rows, _OF_ANY)
 
 
-def _solved(columns: FloatArray, duration_ns: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Return non-negative weights of the columns, and their standard errors (0 for weights of 0)."""
-    values, error, weight = nonnegative_least_squares(columns, duration_ns, rounds=_ROUNDS, scale=_NOISE)
-    is_active: BoolArray = values > 0
-    slopes = columns[:, is_active] * (weight / duration_ns)[:, None]
-    residual = weight * error
-    freedom = max(len(residual) - int(np.count_nonzero(is_active)), 1)
-    std_errors = np.zeros(len(values))
-    std_errors[is_active] = standard_errors(slopes, float(residual @ residual), freedom)
-    return values, std_errors
-
-
 def _parameters(part: _LineColumns, duration_ns: FloatArray) -> Iterator[tuple[str, float, float]]:
     """Yield name, value and standard error of each parameter. If there are enough long matmuls, two lines are
     fitted.
@@ -159,7 +147,14 @@ def _parameters(part: _LineColumns, duration_ns: FloatArray) -> Iterator[tuple[s
     all_rows = np.ones(len(duration_ns), np.bool_)
     for prefix, rows in (("", ~part.is_long), (LONG, part.is_long)) if has_long else (("", all_rows),):
         used = [number for number, name in enumerate(part.names) if not prefix or name in _LONG_PARAMETERS]
-        values, errors = _solved(part.columns[rows][:, used], duration_ns[rows])
+        columns, time_ns = part.columns[rows][:, used], duration_ns[rows]
+        values, error, weight = nonnegative_least_squares(columns, time_ns, rounds=_ROUNDS, scale=_NOISE)
+        is_active: BoolArray = values > 0
+        slopes = columns[:, is_active] * (weight / time_ns)[:, None]
+        residual = weight * error
+        freedom = max(len(residual) - int(np.count_nonzero(is_active)), 1)
+        errors = np.zeros(len(values))  # 0 for weights of 0
+        errors[is_active] = standard_errors(slopes, float(residual @ residual), freedom)
         names = (prefix + part.names[number] for number in used)
         yield from zip(names, values.tolist(), errors.tolist(), strict=True)
 

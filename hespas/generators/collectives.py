@@ -133,17 +133,6 @@ class CollectiveBenchmark:
         """Make a workload of one rank class, or of up to three with ``ping_pong``: ranks that send first,
         ranks that receive first, and a last rank without a neighbour.
         """
-        self._check()
-        if "ping_pong" not in self.kinds:
-            return Workload.spmd(_graph(self, 0), self.ranks)
-        classes = [_graph(self, 0), _graph(self, 1)]
-        rank_class = np.arange(self.ranks, dtype=np.int32) % 2
-        if self.ranks % 2:
-            classes.append(_graph(self, 2))
-            rank_class[-1] = 2
-        return Workload(name=self.name, classes=tuple(classes), rank_class=rank_class)
-
-    def _check(self) -> None:
         unknown = [kind for kind in self.kinds if kind not in KINDS]
         if unknown or not self.kinds:
             raise UsageError(
@@ -164,6 +153,14 @@ class CollectiveBenchmark:
             raise UsageError(
                 f"groups {self.groups}: groups of one rank", hint="choose an axis of two or more ranks"
             )
+        if "ping_pong" not in self.kinds:
+            return Workload.spmd(_graph(self, 0), self.ranks)
+        classes = [_graph(self, 0), _graph(self, 1)]
+        rank_class = np.arange(self.ranks, dtype=np.int32) % 2
+        if self.ranks % 2:
+            classes.append(_graph(self, 2))
+            rank_class[-1] = 2
+        return Workload(name=self.name, classes=tuple(classes), rank_class=rank_class)
 
 
 def _graph(bench: CollectiveBenchmark, role: int) -> OpGraph:

@@ -90,14 +90,6 @@ class DlrmStep(Bounded):
 
     def workload(self) -> Workload:
         """Make a workload of one rank class."""
-        self._check()
-        builder = GraphBuilder(self.name)
-        _DlrmWriter(self, KernelWriter(builder, PassTemplate("step", 0, 0), tf32=self.dtype == "tf32")).run()
-        flops = self.account().model_flops_per_step
-        facts = StepFacts(kind="recommendation", model_flops=flops, ranks=self.ranks, dtype=self.dtype)
-        return Workload.spmd(builder.build(), self.ranks, facts.metadata())
-
-    def _check(self) -> None:
         if min(self.ranks, self.batch, self.tables, self.rows, self.width, self.lookups) < 1:
             raise UsageError("ranks, batch, tables, rows, width and lookups must be at least 1")
         state = self.tables * self.rows * self.width
@@ -116,6 +108,11 @@ class DlrmStep(Bounded):
         split = {"table": self.tables, "row": self.rows, "column": self.width}[self.sharding]
         if split % self.ranks:
             raise UsageError(f"{self.ranks} ranks do not divide {split} (sharded by {self.sharding})")
+        builder = GraphBuilder(self.name)
+        _DlrmWriter(self, KernelWriter(builder, PassTemplate("step", 0, 0), tf32=self.dtype == "tf32")).run()
+        flops = self.account().model_flops_per_step
+        facts = StepFacts(kind="recommendation", model_flops=flops, ranks=self.ranks, dtype=self.dtype)
+        return Workload.spmd(builder.build(), self.ranks, facts.metadata())
 
 
 class _DlrmWriter:

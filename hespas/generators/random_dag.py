@@ -73,19 +73,6 @@ class RandomJob(Bounded):
 
     def workload(self) -> Workload:
         """Make the job."""
-        self._check()
-        job = _RandomJobBuilder(self, Random(f"hespas random job {self.seed}"))
-        for _ in range(self.nodes):
-            job.draw()
-        if self.broken:
-            job.violate(self.broken)
-        rank_class = np.arange(self.ranks, dtype=np.int32) % self.classes
-        graphs = tuple(program.builder.build() for program in job.programs)
-        if self.classes == 1:
-            return Workload.spmd(graphs[0], self.ranks)
-        return Workload(name=self.name, classes=graphs, rank_class=rank_class)
-
-    def _check(self) -> None:
         if not 2 <= self.ranks <= _MOST_RANKS or self.nodes < 1 or self.width < 1:
             raise UsageError("a random job needs at least two ranks, one node and a width of one")
         if self.seed < 0:
@@ -106,6 +93,16 @@ class RandomJob(Bounded):
             raise UsageError(f"unknown rule {self.broken!r}", hint=f"choose one of {', '.join(RULES)}")
         if self.broken and self.broken != "cycle" and self.classes < 2:
             raise UsageError(f"`broken={self.broken}` needs ranks that differ", hint="set `classes=2`")
+        job = _RandomJobBuilder(self, Random(f"hespas random job {self.seed}"))
+        for _ in range(self.nodes):
+            job.draw()
+        if self.broken:
+            job.violate(self.broken)
+        rank_class = np.arange(self.ranks, dtype=np.int32) % self.classes
+        graphs = tuple(program.builder.build() for program in job.programs)
+        if self.classes == 1:
+            return Workload.spmd(graphs[0], self.ranks)
+        return Workload(name=self.name, classes=graphs, rank_class=rank_class)
 
 
 @dataclass(slots=True)

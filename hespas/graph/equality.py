@@ -242,39 +242,35 @@ def content_key(*values: object) -> str:
     digest = blake2b(digest_size=_DIGEST_BYTES)
     pending = list(reversed(values))
     while pending:
-        pending += reversed(_digest_value(pending.pop(), digest))
+        value = pending.pop()
+        parts: list[object] = []
+        match value:
+            case np.ndarray():
+                array = cast("NDArray[np.generic]", value)
+                digest.update(f"array {array.dtype.str} {array.shape}\n".encode())
+                digest.update(np.ascontiguousarray(array).tobytes())
+            case bytes():
+                digest.update(b"bytes %d\n" % len(value))
+                digest.update(value)
+            case memoryview():
+                parts = [bytes(cast("memoryview[int]", value))]
+            case str():
+                parts = [value.encode("utf-8", "surrogatepass")]
+            case bool() | int() | float() | None:
+                digest.update(f"{type(value).__name__} {value!r}\n".encode())
+            case np.generic():
+                parts = [value.item()]
+            case tuple() | list():
+                parts = list(cast("list[object]", value))
+                digest.update(b"row %d\n" % len(parts))
+            case Mapping():
+                rows = sorted(cast("Mapping[str, object]", value).items())
+                digest.update(b"map %d\n" % len(rows))
+                parts = [part for row in rows for part in row]
+            case _ if is_dataclass(value):
+                digest.update(f"{type(value).__name__}\n".encode())
+                parts = [getattr(value, entry.name) for entry in fields(value) if entry.compare]
+            case _:
+                raise TypeError(f"values of type {type(value).__name__} have no checksum")
+        pending += reversed(parts)
     return digest.hexdigest()
-
-
-def _digest_value(value: object, digest: _Digest) -> list[object]:
-    """Add the type and size of a value to the digest, and return its elements, which the caller adds next."""
-    parts: list[object] = []
-    match value:
-        case np.ndarray():
-            array = cast("NDArray[np.generic]", value)
-            digest.update(f"array {array.dtype.str} {array.shape}\n".encode())
-            digest.update(np.ascontiguousarray(array).tobytes())
-        case bytes():
-            digest.update(b"bytes %d\n" % len(value))
-            digest.update(value)
-        case memoryview():
-            parts = [bytes(cast("memoryview[int]", value))]
-        case str():
-            parts = [value.encode("utf-8", "surrogatepass")]
-        case bool() | int() | float() | None:
-            digest.update(f"{type(value).__name__} {value!r}\n".encode())
-        case np.generic():
-            parts = [value.item()]
-        case tuple() | list():
-            parts = list(cast("list[object]", value))
-            digest.update(b"row %d\n" % len(parts))
-        case Mapping():
-            rows = sorted(cast("Mapping[str, object]", value).items())
-            digest.update(b"map %d\n" % len(rows))
-            parts = [part for row in rows for part in row]
-        case _ if is_dataclass(value):
-            digest.update(f"{type(value).__name__}\n".encode())
-            parts = [getattr(value, entry.name) for entry in fields(value) if entry.compare]
-        case _:
-            raise TypeError(f"values of type {type(value).__name__} have no checksum")
-    return parts

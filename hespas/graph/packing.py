@@ -75,7 +75,13 @@ class _Packer:
         if isinstance(value, bytes | memoryview):
             return "bytes", bytes(cast("bytes | memoryview[int]", value))
         if isinstance(value, np.ndarray):
-            return "array", self._number(cast("NDArray[Any]", value))
+            array = cast("NDArray[Any]", value)
+            if id(array) not in self._numbers:
+                self._numbers[id(array)] = len(self.arrays)
+                is_constant = array.strides == (0,) and len(array) > 0
+                content = np.ascontiguousarray(array[:1] if is_constant else array)
+                self.arrays.append((array.dtype.str, array.shape, is_constant, content.data.cast("B")))
+            return "array", self._numbers[id(array)]
         if isinstance(value, tuple):
             return "tuple", [self.packed(item) for item in cast("tuple[object, ...]", value)]
         if isinstance(value, Mapping):
@@ -87,14 +93,6 @@ class _Packer:
             if field.init
         }
         return type(value).__name__, parts
-
-    def _number(self, array: NDArray[Any]) -> int:
-        if id(array) not in self._numbers:
-            self._numbers[id(array)] = len(self.arrays)
-            is_constant = array.strides == (0,) and len(array) > 0
-            content = np.ascontiguousarray(array[:1] if is_constant else array)
-            self.arrays.append((array.dtype.str, array.shape, is_constant, content.data.cast("B")))
-        return self._numbers[id(array)]
 
 
 def _array(dtype: str, shape: list[int], is_constant: bool, content: bytes) -> NDArray[Any]:

@@ -212,7 +212,15 @@ def parameter_fault(form: str, values: Mapping[str, float]) -> tuple[str, str] |
     Raises no errors; values are already numbers.
     """
     if form == SEGMENTS:
-        return _segments_fault(values)
+        lines: dict[str, dict[str, float]] = {}
+        for name, value in values.items():
+            segment = segment_name(name)
+            if segment is None:
+                return name, "expected a name like r8_n1_t0_ns, r8_n1_knee1_bytes or r8_n1_ns_per_byte1"
+            if not (isfinite(value) and value >= 0):
+                return name, f"expected a finite number that is 0 or more, got {value!r}"
+            lines.setdefault(name.removesuffix(segment.part), {})[segment.part] = value
+        return next((fault for stem, line in lines.items() if (fault := _line_fault(stem, line))), None)
     if form not in FORM_PARAMETERS:
         return _weights_fault(form, values) if form in LINE_FORMS else None
     wanted = FORM_PARAMETERS[form]
@@ -225,18 +233,6 @@ def parameter_fault(form: str, values: Mapping[str, float]) -> tuple[str, str] |
         if not (isfinite(value) and value > 0):
             return name, f"expected a positive, finite number, got {value!r}"
     return None
-
-
-def _segments_fault(values: Mapping[str, float]) -> tuple[str, str] | None:
-    lines: dict[str, dict[str, float]] = {}
-    for name, value in values.items():
-        segment = segment_name(name)
-        if segment is None:
-            return name, "expected a name like r8_n1_t0_ns, r8_n1_knee1_bytes or r8_n1_ns_per_byte1"
-        if not (isfinite(value) and value >= 0):
-            return name, f"expected a finite number that is 0 or more, got {value!r}"
-        lines.setdefault(name.removesuffix(segment.part), {})[segment.part] = value
-    return next((fault for stem, line in lines.items() if (fault := _line_fault(stem, line))), None)
 
 
 def _line_fault(stem: str, line: Mapping[str, float]) -> tuple[str, str] | None:

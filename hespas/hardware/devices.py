@@ -306,25 +306,9 @@ def read_device(path: Path) -> Device:
     _check_device(file, table, path)
     fits = decode_fits(file.fits, path)
     values = {name: getattr(file, name) for name in file.__struct_fields__ if name in _COPIED_FIELDS}
-    return Device(
-        **values,
-        sources=tuple(FigureSource(key=key, text=text) for key, text in file.sources.items()),
-        own_fits=tuple(fit for fit in fits if fit.form not in LINE_FORMS),
-        own_lines=tuple(fit for fit in fits if fit.form in LINE_FORMS),
-        learned_models=_learned_models(file.learned_models, path),
-    )
-
-
-_COPIED_FIELDS = frozenset(Device.__dataclass_fields__) - {"sources", "learned_models"}
-"""Fields of a device with the same value in its file."""
-
-
-def _learned_models(cards: tuple[str, ...], path: Path) -> tuple[str, ...]:
-    """Return the absolute paths of model cards, which must be in the folder of the file. The cards are not
-    opened here.
-    """
+    # Model cards must be in the folder of the file. They are not opened here.
     cards_by_target: dict[Path, str] = {}
-    for index, card in enumerate(cards):
+    for index, card in enumerate(file.learned_models):
         where = f"learned_models[{index}]"
         if not card.endswith(".json") or "\0" in card:
             expected = f"expected the path of a card (.json), got {clipped(repr(card))}"
@@ -336,7 +320,17 @@ def _learned_models(cards: tuple[str, ...], path: Path) -> tuple[str, ...]:
             raise toml_error(path, where, f"'{clipped(card)}' is stated already", "name each card once")
         own_path = card_path if card_path.is_absolute() else Path.cwd() / card_path
         cards_by_target[target] = os.path.normpath(own_path)
-    return tuple(cards_by_target.values())
+    return Device(
+        **values,
+        sources=tuple(FigureSource(key=key, text=text) for key, text in file.sources.items()),
+        own_fits=tuple(fit for fit in fits if fit.form not in LINE_FORMS),
+        own_lines=tuple(fit for fit in fits if fit.form in LINE_FORMS),
+        learned_models=tuple(cards_by_target.values()),
+    )
+
+
+_COPIED_FIELDS = frozenset(Device.__dataclass_fields__) - {"sources", "learned_models"}
+"""Fields of a device with the same value in its file."""
 
 
 def _check_device(file: _DeviceFile, table: Mapping[str, object], path: Path) -> None:
@@ -354,7 +348,14 @@ def _check_device(file: _DeviceFile, table: Mapping[str, object], path: Path) ->
         _check_sources(row, where, file.sources, path)
         for key in ("dtype", "rhs_dtype", "accumulator"):
             if key in row and (where.startswith("peaks") or row[key] != "*"):
-                _check_dtype(cast("str", row[key]), where + key, path)
+                spelling = cast("str", row[key])
+                entry = find_dtype(spelling)
+                if entry is None:
+                    hint = "use MLIR's names: bf16, f8E4M3FN, i8"
+                    raise toml_error(path, where + key, f"unknown element type '{spelling}'", hint)
+                if entry.name != spelling:
+                    wrong = f"expected MLIR's spelling, got '{spelling}'"
+                    raise toml_error(path, where + key, wrong, f"write '{entry.name}'")
     for index, peak in enumerate(file.peaks):
         if peak.density == "sparse" and not file.allow_sparse:
             wrong = "a sparse peak counts multiplications by zero that are skipped; estimates use dense peaks"
@@ -363,19 +364,6 @@ def _check_device(file: _DeviceFile, table: Mapping[str, object], path: Path) ->
     if not any(peak.density == "dense" for peak in file.peaks):
         hint = "add the rate without sparsity, of any unit and element type: density = 'dense'"
         raise toml_error(path, "peaks", "expected at least one dense peak", hint)
-    _check_main(file, path)
-    refuse_repeats(
-        path, "peaks", ((p.unit, p.dtype, p.rhs_dtype, p.accumulator, p.density) for p in file.peaks)
-    )
-    refuse_repeats(path, "memories", ((memory.name,) for memory in file.memories))
-    refuse_repeats(path, "links", ((link.kind, link.name) for link in file.links))
-    refuse_repeats(path, "efficiencies", ((row.op_class, row.dtype) for row in file.efficiencies))
-    if file.fits_of and not has_shipped_fits(file.fits_of):
-        hint = f"leave it out, or name one of {', '.join(devices_with_fits())}"
-        raise toml_error(path, "fits_of", f"no fits ship for a device '{clipped(file.fits_of)}'", hint)
-
-
-def _check_main(file: _DeviceFile, path: Path) -> None:
     main = [index for index, memory in enumerate(file.memories) if memory.level == "main"]
     for index in main:
         rate = file.memories[index].bandwidth_bytes_per_s
@@ -387,6 +375,15 @@ def _check_main(file: _DeviceFile, path: Path) -> None:
             "write level = 'main' for the memory with programs and their data, and level = 'cache' for caches"
         )
         raise toml_error(path, "memories", wrong, hint)
+    refuse_repeats(
+        path, "peaks", ((p.unit, p.dtype, p.rhs_dtype, p.accumulator, p.density) for p in file.peaks)
+    )
+    refuse_repeats(path, "memories", ((memory.name,) for memory in file.memories))
+    refuse_repeats(path, "links", ((link.kind, link.name) for link in file.links))
+    refuse_repeats(path, "efficiencies", ((row.op_class, row.dtype) for row in file.efficiencies))
+    if file.fits_of and not has_shipped_fits(file.fits_of):
+        hint = f"leave it out, or name one of {', '.join(devices_with_fits())}"
+        raise toml_error(path, "fits_of", f"no fits ship for a device '{clipped(file.fits_of)}'", hint)
 
 
 _SOURCE_OF = {
@@ -408,15 +405,6 @@ def _check_sources(row: Mapping[str, object], where: str, known: Mapping[str, st
             hint = "leave it out, or state the figure too"
             raise toml_error(path, where + name, "the source of a figure that is not stated", hint)
     check_source_keys(row, where, known, path)
-
-
-def _check_dtype(spelling: str, where: str, path: Path) -> None:
-    entry = find_dtype(spelling)
-    if entry is None:
-        hint = "use MLIR's names: bf16, f8E4M3FN, i8"
-        raise toml_error(path, where, f"unknown element type '{spelling}'", hint)
-    if entry.name != spelling:
-        raise toml_error(path, where, f"expected MLIR's spelling, got '{spelling}'", f"write '{entry.name}'")
 
 
 _SCALARS = (

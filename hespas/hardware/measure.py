@@ -275,11 +275,15 @@ def _machine(threads: int) -> _HostMachine:
     config = cast("dict[str, dict[str, dict[str, object]]]", np.show_config(mode="dicts"))
     blas = config.get("Build Dependencies", {}).get("blas", {})
     name = blas.get("name", "an unnamed BLAS")
+    # Shared caches count once.
+    caches: dict[str, int] = {}
+    for number in _usable_cores()[:cores]:
+        caches |= _caches(f"cpu{number}", "3")
     return _HostMachine(
         model=_cpu_model(),
         cores=cores,
         l2_bytes=_l2_bytes(),
-        l3_bytes=_l3_bytes(cores),
+        l3_bytes=sum(caches.values()),
         memory_bytes=pages * page if pages > 0 and page > 0 else -1,
         library=f"NumPy {np.__version__} with {name} {blas.get('version', '')}".strip(),
     )
@@ -304,16 +308,6 @@ def _cpu_model() -> str:
 def _l2_bytes() -> int:
     """Return the bytes of one core's L2 cache, or a default if the system does not report it."""
     return next(iter(_caches("cpu0", "2").values()), 0) or _DEFAULT_L2_BYTES
-
-
-def _l3_bytes(cores: int) -> int:
-    """Return the bytes of the L3 caches of ``cores`` usable cores, shared caches counted once; 0 if
-    unknown.
-    """
-    caches: dict[str, int] = {}
-    for number in _usable_cores()[:cores]:
-        caches |= _caches(f"cpu{number}", "3")
-    return sum(caches.values())
 
 
 def _caches(core: str, level: str) -> dict[str, int]:

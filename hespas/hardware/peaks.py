@@ -167,7 +167,17 @@ def product_peak(
     lefts, rights = _holders(device, left, right), _holders(device, right, left)
     ranked = [(i + j, i, (a, b)) for i, a in enumerate(lefts) for j, b in enumerate(rights)]
     for _, _, pair in sorted(ranked):  # the least widened pair first
-        peak = _listed_pair(device, pair, lhs if pair[0] == left else rhs, accumulator)
+        if pair[0] == pair[1]:  # an ordinary row
+            peak = _listed(device, "matrix", pair[0], lhs if pair[0] == left else rhs, accumulator)
+        else:
+            rows = [
+                peak
+                for peak in device.peaks
+                if (peak.unit, peak.density) == ("matrix", "dense")
+                and peak.rhs_dtype
+                and (_rate_class(peak.dtype), _rate_class(peak.rhs_dtype)) in (pair, pair[::-1])
+            ]
+            peak = min(rows, key=lambda peak: _accumulator_distance(peak, accumulator), default=None)
         if peak is not None:
             exact, rule = pair == (left, right), f"{lhs} x {rhs} on matrix"
             if not exact:
@@ -215,22 +225,6 @@ def _holders(device: Device, own: str, other: str) -> tuple[str, ...]:
     if own.startswith("i") and not other.startswith("i"):
         types = (*types, *(name for name in _AS_FLOAT.get(own, ()) if name not in types))
     return types or (own,)
-
-
-def _listed_pair(device: Device, pair: tuple[str, str], dtype: str, accumulator: str) -> Peak | None:
-    """Return the device's dense peak for a pair of operand types, in either order; None without one. Two
-    equal types are an ordinary row.
-    """
-    if pair[0] == pair[1]:
-        return _listed(device, "matrix", pair[0], dtype, accumulator)
-    rows = [
-        peak
-        for peak in device.peaks
-        if (peak.unit, peak.density) == ("matrix", "dense")
-        and peak.rhs_dtype
-        and (_rate_class(peak.dtype), _rate_class(peak.rhs_dtype)) in (pair, pair[::-1])
-    ]
-    return min(rows, key=lambda peak: _accumulator_distance(peak, accumulator), default=None)
 
 
 def _deciding(lhs: str, rhs: str) -> str:

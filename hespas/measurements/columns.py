@@ -279,7 +279,15 @@ def _parquet_frames(path: Path) -> Iterator[pd.DataFrame]:
 def _csv_frames(path: Path, *, as_texts: bool = False) -> Iterator[pd.DataFrame]:
     import pandas as pd
 
-    header = _header(path)
+    # pandas would rename duplicates, and takes seconds for thousands of columns.
+    with _opened(path) as stream, io.TextIOWrapper(stream, "utf-8-sig", newline="") as text:
+        try:
+            header = next((row for row in csv.reader(text) if row), list[str]())
+        except csv.Error as error:
+            raise FormatError(
+                f"the header is not CSV: {error}", path=str(path), position="header", hint=_HINT
+            ) from error
+    _check_columns(header, path)
     dtype = str if as_texts else {name: str for name in header if _folded(name) in _TEXTS}
     rows = _rows_at_once(len(header))
     try:
@@ -309,21 +317,6 @@ def _csv_frames(path: Path, *, as_texts: bool = False) -> Iterator[pd.DataFrame]
             position="row 1",
             hint="name every column, and quote fields with commas",
         ) from error
-
-
-def _header(path: Path) -> list[str]:
-    """Return the column names of a CSV file. pandas would rename duplicates, and takes seconds for thousands
-    of columns.
-    """
-    with _opened(path) as stream, io.TextIOWrapper(stream, "utf-8-sig", newline="") as text:
-        try:
-            header = next((row for row in csv.reader(text) if row), list[str]())
-        except csv.Error as error:
-            raise FormatError(
-                f"the header is not CSV: {error}", path=str(path), position="header", hint=_HINT
-            ) from error
-    _check_columns(header, path)
-    return header
 
 
 def _check_columns(names: list[str], path: Path) -> None:

@@ -18,7 +18,7 @@ from typing import NamedTuple, cast
 
 import numpy as np
 
-from hespas.graph.columns import BoolArray, FloatArray, IntArray
+from hespas.graph.columns import BoolArray, IntArray
 from hespas.graph.diagnostics import Diagnostics, Severity
 from hespas.graph.profile import Profile
 
@@ -75,7 +75,17 @@ def check_recording(profile: Profile, diagnostics: Diagnostics, path: str) -> No
     Rows that aggregate several runs and events without a time are not checked.
     """
     timed = np.isfinite(profile.start_ns) & (profile.duration_ns > 0) & (profile.repeats <= 1)
-    twice = _stored_twice(profile, timed)
+    rows = np.flatnonzero(timed & (profile.stream >= 0))
+    columns = (
+        profile.rank, profile.device_index, profile.stream, profile.start_ns, profile.duration_ns,
+        profile.kernel_id, profile.op_id,
+    )  # fmt: skip
+    order = rows[np.lexsort([column[rows] for column in columns])]
+    same = np.ones(max(len(order) - 1, 0), np.bool_)
+    for column in columns:
+        same &= np.diff(column[order]) == 0
+    twice = np.zeros(len(profile), np.bool_)
+    twice[order[1:][same]] = True
     if np.any(twice):
         share = float(profile.duration_ns[twice].sum() / profile.duration_ns[timed].sum())
         text = (
@@ -96,22 +106,6 @@ def check_recording(profile: Profile, diagnostics: Diagnostics, path: str) -> No
         _warn(diagnostics, "PR004", path, text, int(before.sum()))
 
 
-def _stored_twice(profile: Profile, timed: BoolArray) -> BoolArray:
-    """Return a mask of the events that equal an earlier event in stream, times and kernel."""
-    rows = np.flatnonzero(timed & (profile.stream >= 0))
-    columns = (
-        profile.rank, profile.device_index, profile.stream, profile.start_ns, profile.duration_ns,
-        profile.kernel_id, profile.op_id,
-    )  # fmt: skip
-    order = rows[np.lexsort([column[rows] for column in columns])]
-    same = np.ones(max(len(order) - 1, 0), np.bool_)
-    for column in columns:
-        same &= np.diff(column[order]) == 0
-    is_duplicate = np.zeros(len(profile), np.bool_)
-    is_duplicate[order[1:][same]] = True
-    return is_duplicate
-
-
 def _report_overlaps(profile: Profile, timed: BoolArray, diagnostics: Diagnostics, path: str) -> None:
     """Report kernels of one stream that overlap in time."""
     if profile.metadata.get("format") not in _GPU_FORMATS:
@@ -126,7 +120,17 @@ def _report_overlaps(profile: Profile, timed: BoolArray, diagnostics: Diagnostic
     stream = np.stack([profile.rank[order], profile.device_index[order], profile.stream[order]])
     first = np.r_[True, np.any(np.diff(stream, axis=1) != 0, axis=0)]
     end = start[order] + profile.duration_ns[order]
-    earlier, latest = _ends_before(end, first)
+    # For each kernel: the latest end of all earlier kernels of its stream but the last, and of all earlier
+    # ones.
+    earlier, latest = np.full(len(end), -np.inf), np.full(len(end), -np.inf)
+    second_last = last = -np.inf
+    highest = -np.inf
+    for row, (is_first, ends) in enumerate(zip(first.tolist(), end.tolist(), strict=True)):
+        if is_first:
+            second_last = last = highest = -np.inf
+        earlier[row], latest[row] = second_last, highest
+        second_last = max(second_last, last)
+        last, highest = ends, max(highest, ends)
     overlap = np.where(first, 0.0, np.minimum(latest, end) - start[order])
     before_ns = np.r_[0.0, profile.duration_ns[order][:-1]]
     can_depend = np.array([bool(_WITH_DEPENDENT_LAUNCH.search(name)) for name in profile.devices or ("",)])
@@ -140,24 +144,6 @@ def _report_overlaps(profile: Profile, timed: BoolArray, diagnostics: Diagnostic
     if np.any(wrong):
         text = f"kernels of one stream overlap, by up to {float(overlap[wrong].max()) / 1e3:,.1f} us"
         _warn(diagnostics, "PR003", path, text, int(wrong.sum()))
-
-
-def _ends_before(end: FloatArray, first: BoolArray) -> tuple[FloatArray, FloatArray]:
-    """Return two ends for each kernel of a stream: the latest end of all earlier kernels but the last, and of
-    all earlier kernels.
-
-    ``first`` marks the first kernel of each stream.
-    """
-    earlier, latest = np.full(len(end), -np.inf), np.full(len(end), -np.inf)
-    second_last = last = -np.inf
-    highest = -np.inf
-    for row, (is_first, ends) in enumerate(zip(first.tolist(), end.tolist(), strict=True)):
-        if is_first:
-            second_last = last = highest = -np.inf
-        earlier[row], latest[row] = second_last, highest
-        second_last = max(second_last, last)
-        last, highest = ends, max(highest, ends)
-    return earlier, latest
 
 
 def report_shared_ids(

@@ -183,7 +183,18 @@ def _extents(graph: OpGraph) -> tuple[dict[str, FloatArray], IntArray]:
     elements = rows * columns
     larger = np.nan_to_num(elements[operand]) > np.nan_to_num(elements[result])
     larger &= ~np.isin(graph.op_class, (int(OpClass.GATHER), int(OpClass.SLICE)))
-    deciding = _largest_of_fusions(graph, elements, np.where(larger, operand, result))
+    # Replace the type of a fusion by its type with the most elements.
+    chosen = np.where(larger, operand, result)
+    fused = graph.op_class == int(OpClass.FUSION)
+    deciding = chosen.copy()
+    most = np.where(fused, np.nan_to_num(elements[chosen], nan=-1.0), np.inf)
+    for lists in (graph.operands, graph.results):
+        order = np.argsort(elements[lists.values], kind="stable")
+        largest = np.full(len(graph), -1, np.int64)
+        largest[lists.row_ids[order]] = lists.values[order]  # the largest is written last
+        count = np.where(largest >= 0, np.nan_to_num(elements[largest], nan=-1.0), -1.0)
+        better = count > most
+        deciding[better], most[better] = largest[better], count[better]
 
     size, moved = np.append(graph.types.bytes, np.nan), graph.bytes_moved
     for node in np.flatnonzero((size[deciding] > moved) & (moved > 0)).tolist():
@@ -192,25 +203,6 @@ def _extents(graph: OpGraph) -> tuple[dict[str, FloatArray], IntArray]:
         if len(fitting):
             deciding[node] = fitting[np.argmax(size[fitting])]
     return {"rows": rows[deciding], "columns": columns[deciding]}, deciding
-
-
-def _largest_of_fusions(graph: OpGraph, elements: FloatArray, chosen: IntArray) -> IntArray:
-    """Return the type indices in ``chosen``. The index of a fusion is replaced by its type with the most
-    elements.
-    """
-    fused = graph.op_class == int(OpClass.FUSION)
-    largest = chosen.copy()
-    most = np.where(fused, np.nan_to_num(elements[chosen], nan=-1.0), np.inf)
-    for tensors in (graph.operands, graph.results):
-        node, row = tensors.row_ids, tensors.values
-        order = np.argsort(elements[row], kind="stable")
-        last = np.full(len(graph), -1, np.int64)
-        last[node[order]] = row[order]  # the largest is written last
-        has = last >= 0
-        size = np.where(has, np.nan_to_num(elements[last], nan=-1.0), -1.0)
-        better = size > most
-        largest[better], most[better] = last[better], size[better]
-    return largest
 
 
 def _set_products(
@@ -369,7 +361,21 @@ def _strided(graph: OpGraph, elementwise: BoolArray, streamed: BoolArray) -> Flo
     concatenations); they only have to be row-major if the result is, and not otherwise. Fusions are generated
     for their shapes: see :func:`_transposes`. O(operands).
     """
-    by_order, by_shape = _traversals(graph)
+    # Two numbers for each type: of its memory order (1 row-major, 2 any other), and one that types with equal
+    # order and shape share.
+    count = len(graph.types)
+    by_order, by_shape = np.zeros(count, np.int64), np.zeros(count, np.int64)
+    seen: dict[tuple[tuple[int, int], ...], int] = {}
+    for row in range(count):
+        shape = graph.types.shape(row)
+        if DYNAMIC in shape or all(extent == 1 for extent in shape):
+            continue
+        order = _order(graph.strings[int(graph.types.encoding[row])], len(shape))
+        # Dimensions are counted from the last, because leading extents of 1 do not change the order.
+        extents = tuple((len(shape) - dim, shape[dim]) for dim in order if shape[dim] != 1)
+        positions = [position for position, _ in extents]
+        by_order[row] = 1 if order and positions == sorted(positions) else 2
+        by_shape[row] = 1 + seen.setdefault(extents if order else ((-1, row),), len(seen))
     strided = np.where(elementwise | streamed, 0.0, np.nan)
     operands, results = graph.operands, graph.results
     if not len(operands.values) or not len(results.values):
@@ -422,26 +428,6 @@ def _row_ends(shape: tuple[int, ...]) -> set[int]:
         length *= extent
         ends.add(length)
     return ends - {1}
-
-
-def _traversals(graph: OpGraph) -> tuple[IntArray, IntArray]:
-    """Return two numbers for each type in the graph: one of its memory order (1 row-major, 2 any other), and
-    one that types with equal order and shape share.
-    """
-    count = len(graph.types)
-    by_order, by_shape = np.zeros(count, np.int64), np.zeros(count, np.int64)
-    seen: dict[tuple[tuple[int, int], ...], int] = {}
-    for row in range(count):
-        shape = graph.types.shape(row)
-        if DYNAMIC in shape or all(extent == 1 for extent in shape):
-            continue
-        order = _order(graph.strings[int(graph.types.encoding[row])], len(shape))
-        # Dimensions are counted from the last, because leading extents of 1 do not change the order.
-        extents = tuple((len(shape) - dim, shape[dim]) for dim in order if shape[dim] != 1)
-        positions = [position for position, _ in extents]
-        by_order[row] = 1 if order and positions == sorted(positions) else 2
-        by_shape[row] = 1 + seen.setdefault(extents if order else ((-1, row),), len(seen))
-    return by_order, by_shape
 
 
 def _order(layout: str, rank: int) -> tuple[int, ...]:

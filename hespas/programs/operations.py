@@ -72,30 +72,26 @@ def operator(op: str, operands: Types, results: Types) -> Operator | None:
         return None
     result = results[0]
     if op in UNARY:
-        return _unary(op, operands, result)
+        if len(operands) != 1:
+            return None
+        source = operands[0]
+        if source == result and op in _SAME_TYPE.split():
+            return lambda values: f"stablehlo.{op} {values[0]} : {result}"
+        match op:
+            case "bitcast_convert":
+                fits = True
+            case "reshape":
+                fits = source.elements == result.elements
+            case "is_finite":
+                fits = source.is_float and result.is_bool and source.shape == result.shape
+            case _:
+                fits = op in _OTHER_TYPE.split() and source.shape == result.shape
+        return _pretty_operator(op, result) if fits else None
     if op in BINARY:
         fits = len(operands) == 2 and operands[0] == operands[1] and operands[0].shape == result.shape
         return (lambda values: f"stablehlo.{op} {values[0]}, {values[1]} : {result}") if fits else None
     infer = _RULES.get(op)
     return None if infer is None else infer(operands, result)
-
-
-def _unary(op: str, operands: Types, result: Tensor) -> Operator | None:
-    if len(operands) != 1:
-        return None
-    source = operands[0]
-    if source == result and op in _SAME_TYPE.split():
-        return lambda values: f"stablehlo.{op} {values[0]} : {result}"
-    match op:
-        case "bitcast_convert":
-            fits = True
-        case "reshape":
-            fits = source.elements == result.elements
-        case "is_finite":
-            fits = source.is_float and result.is_bool and source.shape == result.shape
-        case _:
-            fits = op in _OTHER_TYPE.split() and source.shape == result.shape
-    return _pretty_operator(op, result) if fits else None
 
 
 def _pretty_operator(op: str, result: Tensor, attributes: str = "") -> Operator:

@@ -506,16 +506,13 @@ def promoted(inputs: Iterable[Strided], *, to_float: bool = False) -> DType | No
     numbers = [tensor.dtype for tensor in tensors if not tensor.shape]
     if not ranked or None in ranked:
         return None
-    result = _widest([dtype for dtype in ranked if dtype is not None])
+    dtypes = [dtype for dtype in ranked if dtype is not None]
+    highest = max(_CATEGORY.get(dtype.kind, 0) for dtype in dtypes)
+    same = [dtype for dtype in dtypes if _CATEGORY.get(dtype.kind, 0) == highest]
+    widest = max(same, key=lambda dtype: dtype.bits)
+    different_halves = {dtype.name for dtype in same} >= {"bf16", "f16"} and widest.bits == 16
+    result = FLOAT32 if different_halves and FLOAT32 else widest
     for number in numbers:
         if number is not None and _CATEGORY.get(number.kind, 0) > _CATEGORY.get(result.kind, 0):
             result = (INT64 if is_integral(number) else FLOAT32) or result
     return FLOAT32 if to_float and is_integral(result) else result
-
-
-def _widest(types: list[DType]) -> DType:
-    highest = max(_CATEGORY.get(dtype.kind, 0) for dtype in types)
-    same = [dtype for dtype in types if _CATEGORY.get(dtype.kind, 0) == highest]
-    widest = max(same, key=lambda dtype: dtype.bits)
-    different_halves = {dtype.name for dtype in same} >= {"bf16", "f16"} and widest.bits == 16
-    return FLOAT32 if different_halves and FLOAT32 else widest

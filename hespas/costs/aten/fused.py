@@ -206,20 +206,6 @@ def _ragged(
     )
 
 
-def _is_causal(call: Call, layout: AttentionLayout) -> tuple[bool, bool] | None:
-    """Return two flags: the mask is causal, and it starts at the top left. Return None if the trace does not
-    state the mask.
-    """
-    if layout.causal_kind == "mask-type":
-        kind = call.integer(layout.causal)
-        return None if kind is None else (kind > 0, kind == 1)
-    position = layout.causal
-    if layout.old_causal >= 0 and call.real(3) is not None:
-        position = layout.old_causal
-    flag = call.flag(position)
-    return None if flag is None else (flag, layout.top_left)
-
-
 def _pairs(sizes: _AttentionSizes, causal: bool, top_left: bool) -> float:
     """Return the number of (query, key) pairs of one head that the mask leaves."""
     rows, columns = sizes.length_q, sizes.length_k
@@ -237,7 +223,16 @@ def _attention_cost(
     call: Call, layout: AttentionLayout, qkv: tuple[Strided, Strided, Strided], sizes: _AttentionSizes
 ) -> AtenCost:
     q, k, v = qkv
-    causal = _is_causal(call, layout)
+    # Two flags: the mask is causal, and it starts at the top left; None if the trace does not state the mask.
+    if layout.causal_kind == "mask-type":
+        kind = call.integer(layout.causal)
+        causal = None if kind is None else (kind > 0, kind == 1)
+    else:
+        position = layout.causal
+        if layout.old_causal >= 0 and call.real(3) is not None:
+            position = layout.old_causal
+        flag = call.flag(position)
+        causal = None if flag is None else (flag, layout.top_left)
     window = call.integer(layout.window)
     has_window = window is not None and window >= 0  # the pairs of a sliding window are not counted
     pairs = nan if causal is None or has_window else _pairs(sizes, *causal)

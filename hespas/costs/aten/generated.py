@@ -234,16 +234,6 @@ def _is_weight(tensors: tuple[Strided, ...], loops: _LoopSizes, steps: list[str]
 _MASKED = frozenset(["relu", "hardtanh", "threshold", "native_dropout"])
 
 
-def _keeps_mask(tensors: tuple[Strided, ...], loops: _LoopSizes, steps: list[str] | None) -> bool:
-    """Return True if the last tensor is the mask that an activation writes, while its result overwrites the
-    first tensor.
-    """
-    covered = [tensor for tensor in tensors if loops.known and tensor.elements == loops.total]
-    ends = len(covered) == 2 and covered[0] is tensors[0] and covered[1] is tensors[-1]
-    is_mask = ends and covered[1].dtype == _BOOL and covered[0].dtype != _BOOL
-    return is_mask and not _MASKED.isdisjoint(steps or ())
-
-
 def _tensor_use(call: Call, loops: _LoopSizes, steps: list[str] | None, kind: str) -> _TensorUse:
     tensors = call.tensors
     if kind == "for":
@@ -256,7 +246,11 @@ def _tensor_use(call: Call, loops: _LoopSizes, steps: list[str] | None, kind: st
         if sizes and tensors[-1].elements not in sizes and leading == sorted(sizes):
             return _TensorUse(tensors, tensors[: len(sizes)])
         return _TensorUse(tensors[:-1], tensors[-1:])
-    if _keeps_mask(tensors, loops, steps):
+    # An activation may write its mask to the last tensor, while its result overwrites the first tensor.
+    covered = [tensor for tensor in tensors if loops.known and tensor.elements == loops.total]
+    ends = len(covered) == 2 and covered[0] is tensors[0] and covered[1] is tensors[-1]
+    is_mask = ends and covered[1].dtype == _BOOL and covered[0].dtype != _BOOL
+    if is_mask and not _MASKED.isdisjoint(steps or ()):
         return _TensorUse(tensors[:-1], (tensors[0], tensors[-1]))
     if kind and _updates_first(tensors, loops, steps, reduces=kind in _REDUCTIONS):
         proven = len(tensors) == 1 or (loops.known and not loops.is_output(tensors[-1]))
@@ -273,7 +267,33 @@ def generated_kernel(call: Call) -> AtenCost:
     kind = match["kind"] if match else ""
     steps = _steps_of(match["steps"]) if match and match["steps"] else None
     if kind == "tem":
-        return _template(call, match["steps"] if match and match["steps"] else "")
+        # The last tensor is the result. If its size does not fit the product, the first tensor is the
+        # result, updated in place.
+        tensors = call.tensors
+        op_class = next(
+            (
+                kind
+                for pattern, kind in _TEMPLATES
+                if pattern.search(match["steps"] if match and match["steps"] else "")
+            ),
+            OpClass.FUSION,
+        )
+        row = _product(tensors) if op_class is OpClass.CONTRACTION else None
+        results = tensors[-1:]
+        if row is not None and tensors[-1].elements != row.batch * row.m * row.n:
+            results = tensors[:1]
+        read = tensors if results[0] is not tensors[-1] else tensors[:-1]
+        flops = nan if row is None else row.flops
+        return simple(
+            read,
+            [tensor.dense for tensor in results],
+            op_class=op_class,
+            flops=flops,
+            transcendentals=nan if isnan(flops) else 0.0,
+            written=results[0].bytes,
+            rate=tensors[0].dtype,
+            contractions=() if row is None else (row,),
+        )
     reduces = kind in _REDUCTIONS
     loops = _loops(call, tensors, reduces=reduces) if reduces or kind == "poi" else _LoopSizes()
     use = _tensor_use(call, loops, steps, kind)
@@ -323,32 +343,6 @@ _TEMPLATES = (
     (re.compile(r"(?:^|_)convolution"), OpClass.CONVOLUTION),
     (re.compile(r"(?:^|_)\w{0,9}mm(?:_|$)|(?:^|_)(?:linear|matmul)"), OpClass.CONTRACTION),
 )
-
-
-def _template(call: Call, steps: str) -> AtenCost:
-    """Return the cost of a product, convolution or attention that Inductor generated from a template.
-
-    The last tensor is the result. If its size does not fit the product, the first tensor is the result,
-    updated in place.
-    """
-    tensors = call.tensors
-    op_class = next((kind for pattern, kind in _TEMPLATES if pattern.search(steps)), OpClass.FUSION)
-    row = _product(tensors) if op_class is OpClass.CONTRACTION else None
-    results = tensors[-1:]
-    if row is not None and tensors[-1].elements != row.batch * row.m * row.n:
-        results = tensors[:1]
-    read = tensors if results[0] is not tensors[-1] else tensors[:-1]
-    flops = nan if row is None else row.flops
-    return simple(
-        read,
-        [tensor.dense for tensor in results],
-        op_class=op_class,
-        flops=flops,
-        transcendentals=nan if isnan(flops) else 0.0,
-        written=results[0].bytes,
-        rate=tensors[0].dtype,
-        contractions=() if row is None else (row,),
-    )
 
 
 def _product(tensors: tuple[Strided, ...]) -> Contraction | None:

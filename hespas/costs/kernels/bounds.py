@@ -71,7 +71,17 @@ def work_bounds(
     )
     sizes = dict(facts.sizes)
     if facts.op_class is OpClass.CONTRACTION and {"n", "k"} <= sizes.keys():
-        return _stated_product(sizes, _width(facts.dtype))
+        # The kernel was generated for one N and K. M, the number of rows, is at least 1.
+        m, n, k = float(sizes.get("m", 1)), float(sizes["n"]), float(sizes["k"])
+        flops = 2.0 * m * n * k
+        is_stated = "m" in sizes
+        return WorkBounds(
+            flops_low=flops,
+            flops_high=flops * sizes.get("groups", 1) if is_stated else nan,
+            bytes_low=(n * k + m * k) * _width(facts.dtype),
+            elements_low=m * n,
+            elements_high=m * n * sizes.get("groups", 1) if is_stated else nan,
+        )
     if facts.op_class is OpClass.CONTRACTION:  # at least one product per element
         return bounds._replace(flops_low=2.0 * low)
     return bounds
@@ -104,19 +114,3 @@ def _elements(facts: KernelFacts, grid: _Extents | None, block: _Extents | None)
             return blocks * least if least else nan, high
         case _:
             return nan, high
-
-
-def _stated_product(sizes: dict[str, int], width: float) -> WorkBounds:
-    """Return bounds on a product whose kernel was generated for one N and K. M, the number of rows, is at
-    least 1.
-    """
-    m, n, k = float(sizes.get("m", 1)), float(sizes["n"]), float(sizes["k"])
-    flops = 2.0 * m * n * k
-    is_stated = "m" in sizes
-    return WorkBounds(
-        flops_low=flops,
-        flops_high=flops * sizes.get("groups", 1) if is_stated else nan,
-        bytes_low=(n * k + m * k) * width,
-        elements_low=m * n,
-        elements_high=m * n * sizes.get("groups", 1) if is_stated else nan,
-    )

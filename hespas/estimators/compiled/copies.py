@@ -8,7 +8,7 @@ accesses memory. Products for gradients of weights have such operands.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
@@ -73,7 +73,14 @@ def copies_of(
         for dep in deps[node]:
             users[dep].append(node)
     region: list[int] = graph.region.tolist()
-    outer = _outer_regions(graph)
+    # Replace bodies of calls by the region that contains the call.
+    kinds: list[int] = graph.regions.kind.tolist()
+    parents: list[int] = graph.regions.parent.tolist()
+    whole: list[int] = []
+    for number, (kind, parent) in enumerate(zip(kinds, parents, strict=True)):
+        inner = kind == RegionKind.CALL  # parents come before the regions that they enclose
+        whole.append((whole[parent] if parent >= 0 else -1) if inner else number)
+    outer = [whole[number] if number >= 0 else -1 for number in region]
 
     def is_cheap(node: int) -> bool:
         is_quick = (
@@ -101,18 +108,6 @@ def copies_of(
     copies = {product: frozenset(copy_of(product, first)) for product, first in starts.items()}
     works = frozenset(np.flatnonzero(graph.op_class == OpClass.ELEMENTWISE).tolist())
     return {product: copy for product, copy in copies.items() if copy & works}
-
-
-def _outer_regions(graph: OpGraph) -> Sequence[int]:
-    """Return the region of each node, with bodies of calls replaced by the region that contains the call."""
-    kinds: list[int] = graph.regions.kind.tolist()
-    parents: list[int] = graph.regions.parent.tolist()
-    whole: list[int] = []
-    for number, (kind, parent) in enumerate(zip(kinds, parents, strict=True)):
-        inner = kind == RegionKind.CALL  # parents come before the regions that they enclose
-        whole.append((whole[parent] if parent >= 0 else -1) if inner else number)
-    regions: list[int] = graph.region.tolist()
-    return [whole[region] if region >= 0 else -1 for region in regions]
 
 
 def is_turned(left: Tensor, right: Tensor, result: Tensor) -> bool:

@@ -161,7 +161,23 @@ class _CompiledEstimator:
             devices=self._at_once,
         )
         measured = measuring.run(units, self.progress)
-        _report_machine(self.name, where, measured, device, diagnostics)
+        # Report the machine on which the times were measured, and warn if it is not the requested device.
+        machine = measured.machine
+        clocks = sorted(timing.clock_mhz for timing in measured.timings if timing.clock_mhz)
+        at = f" at {clocks[len(clocks) // 2]:,.0f} MHz" if clocks else ""
+        several = f"{machine.devices} at once of " if machine.devices > 1 else ""
+        text = f"{several}{machine.device} ({machine.platform}, {machine.compiler}){at}"
+        diagnostics.info(f"{self.name}.measured", where, f"measured on {text}")
+        if device.kind == "cpu":
+            is_same = machine.platform in {"cpu", "local-task"}
+        else:
+            try:
+                is_same = find_device(machine.device) == device.name
+            except UsageError:
+                is_same = False
+        if not is_same:
+            warning = f"times are of this machine, {text}, not of {device.name}"
+            diagnostics.warning(f"{self.name}.other-device", where, warning)
         return measured
 
     def _check(self, timing: Timing, op: str, where: str, diagnostics: Diagnostics) -> None:
@@ -187,28 +203,6 @@ def _report_uncovered(name: str, where: str, uncovered: Counter[str], diagnostic
         listed = ", ".join(f"{op} ({count:,})" for op, count in uncovered.most_common(_LISTED))
         text = f"no duration: the types do not determine a program of {listed}"
         diagnostics.warning(f"{name}.no-program", where, text, count=uncovered.total())
-
-
-def _report_machine(
-    name: str, where: str, measured: UnitTimings, device: Device, diagnostics: Diagnostics
-) -> None:
-    """Report the machine on which the times were measured, and warn if it is not the requested device."""
-    machine = measured.machine
-    clocks = sorted(timing.clock_mhz for timing in measured.timings if timing.clock_mhz)
-    at = f" at {clocks[len(clocks) // 2]:,.0f} MHz" if clocks else ""
-    several = f"{machine.devices} at once of " if machine.devices > 1 else ""
-    text = f"{several}{machine.device} ({machine.platform}, {machine.compiler}){at}"
-    diagnostics.info(f"{name}.measured", where, f"measured on {text}")
-    if device.kind == "cpu":
-        is_same = machine.platform in {"cpu", "local-task"}
-    else:
-        try:
-            is_same = find_device(machine.device) == device.name
-        except UsageError:
-            is_same = False
-    if not is_same:
-        warning = f"times are of this machine, {text}, not of {device.name}"
-        diagnostics.warning(f"{name}.other-device", where, warning)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -572,7 +572,17 @@ def _unit_of_row(ops: Operations, row: int) -> Unit | None:
         case "matmul":
             return _product(ops, row, element)
         case "vector" | "reduction":
-            return _elementwise(ops, row, element)
+            sizes = _sizes(ops, row, "rows", "columns")
+            if sizes is None:
+                return None
+            whole = Tensor(element, sizes)
+            if ops.kind[row] == "reduction":
+                is_sum = ops.op[row] in {"sum", "reduce", "reduce_sum"}
+                return _written("reduce", (whole,), whole.reshaped(sizes[:1])) if is_sum else None
+            op = _SPELLED.get(ops.op[row], ops.op[row])
+            if op in _VIEWS or op not in UNARY | BINARY:
+                return None
+            return _written(op, (whole,) * (2 if op in BINARY else 1), whole)
         case _:
             return None
 
@@ -593,20 +603,6 @@ def _product(ops: Operations, row: int, element: DType) -> Unit | None:
     lhs, rhs = Tensor(element, (*head, m, k)), Tensor(element, (*head, k, n))
     made = element if element.kind is not DTypeKind.SIGNED else find_dtype("i32") or element
     return _written("dot_general", (lhs, rhs), Tensor(made, (*head, m, n)))
-
-
-def _elementwise(ops: Operations, row: int, element: DType) -> Unit | None:
-    sizes = _sizes(ops, row, "rows", "columns")
-    if sizes is None:
-        return None
-    whole = Tensor(element, sizes)
-    if ops.kind[row] == "reduction":
-        is_sum = ops.op[row] in {"sum", "reduce", "reduce_sum"}
-        return _written("reduce", (whole,), whole.reshaped(sizes[:1])) if is_sum else None
-    op = _SPELLED.get(ops.op[row], ops.op[row])
-    if op in _VIEWS or op not in UNARY | BINARY:
-        return None
-    return _written(op, (whole,) * (2 if op in BINARY else 1), whole)
 
 
 def _written(op: str, operands: tuple[Tensor, ...], result: Tensor) -> Unit | None:

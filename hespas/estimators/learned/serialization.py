@@ -292,8 +292,23 @@ def _faults(card: Card) -> Iterator[tuple[str, str]]:
     yield from _faults_of_rows(card)
     yield from _faults_of_bases(card)
     if card.adapts:
-        yield from _faults_of_adapted(card)
-    yield from _faults_beyond(card)
+        # Each class of a model that adapts another one needs a form of the device and of its reference
+        # devices.
+        classes = {(base.hardware, base.kind, base.op, base.scheme, base.variant) for base in card.bases}
+        for index, cell in enumerate(card.cells):
+            labels = (cell.kind, cell.op, cell.scheme, cell.variant)
+            for name in (*cell.rows, REFERENCE_DEVICES):
+                if (name, *labels) not in classes:
+                    yield "$.bases", f"a form of '{name}' for $.cells[{index}]"
+    for index, interval in enumerate(card.unseen):
+        if interval.tier not in NEARNESS_LEVELS:
+            yield f"$.unseen[{index}].tier", f"one of {', '.join(NEARNESS_LEVELS)}"
+    widening = () if card.region is None else card.region.widening
+    if not all(0 <= octaves <= _MOST_LOG and 0 <= wide <= _MOST_LOG for octaves, wide in widening):
+        yield "$.region.widening", "pairs of octaves and log times that are 0 or more"
+    for name, (low, high) in card.reach.items():
+        if not 0 <= low <= high < inf:
+            yield f"$.reach.{name}", "the least and most of a size"
 
 
 def _faults_of_bases(card: Card) -> Iterator[tuple[str, str]]:
@@ -312,31 +327,6 @@ def _faults_of_bases(card: Card) -> Iterator[tuple[str, str]]:
             yield f"$.bases[{index}].parameters", limits_text
         elif not abs(base.asymptote) <= _MOST_LOG:
             yield f"$.bases[{index}].asymptote", f"within {_MOST_LOG:g} of 0, in the logarithm of time"
-
-
-def _faults_of_adapted(card: Card) -> Iterator[tuple[str, str]]:
-    """Yield faults of a model that adapts another one: each class needs a form of the device and of its
-    reference devices.
-    """
-    classes = {(base.hardware, base.kind, base.op, base.scheme, base.variant) for base in card.bases}
-    for index, cell in enumerate(card.cells):
-        labels = (cell.kind, cell.op, cell.scheme, cell.variant)
-        for name in (*cell.rows, REFERENCE_DEVICES):
-            if (name, *labels) not in classes:
-                yield "$.bases", f"a form of '{name}' for $.cells[{index}]"
-
-
-def _faults_beyond(card: Card) -> Iterator[tuple[str, str]]:
-    """Yield faults of the values for new devices and for sizes beyond the fit."""
-    for index, interval in enumerate(card.unseen):
-        if interval.tier not in NEARNESS_LEVELS:
-            yield f"$.unseen[{index}].tier", f"one of {', '.join(NEARNESS_LEVELS)}"
-    widening = () if card.region is None else card.region.widening
-    if not all(0 <= octaves <= _MOST_LOG and 0 <= wide <= _MOST_LOG for octaves, wide in widening):
-        yield "$.region.widening", "pairs of octaves and log times that are 0 or more"
-    for name, (low, high) in card.reach.items():
-        if not 0 <= low <= high < inf:
-            yield f"$.reach.{name}", "the least and most of a size"
 
 
 def _faults_of_rows(card: Card) -> Iterator[tuple[str, str]]:
@@ -436,7 +426,22 @@ def read_model(path: Path) -> LearnedModel:
     """
     card = _decode_card(_card_bytes(path), str(path))
     trees = path.with_suffix(".npz")
-    arrays = _arrays(trees)
+    _check_size(trees, "put it in the folder of its card")
+    expected = {f"{name}.{column}" for name in FORESTS for column in (*_ARRAYS, *_SCALARS)} | {"octaves"}
+    arrays: dict[str, NDArray[np.generic]] = {}
+    position = "the list of members"
+    try:
+        with zipfile.ZipFile(trees) as archive:
+            members = archive.infolist()
+            if sum(member.file_size for member in members) > limits().model_bytes:
+                raise _damaged(trees, position, f"unpacks to more than {limits().model_bytes:,} bytes")
+            for member in members:
+                position = clipped(member.filename).removesuffix(".npy")
+                if position not in expected or position in arrays:
+                    raise _damaged(trees, position, "not an array of a learned model, or stored twice")
+                arrays[position] = _array(archive, member)
+    except (*_UNREADABLE, RecursionError) as error:
+        raise _damaged(trees, position, clipped(str(error))) from error
     octaves = arrays.pop("octaves", np.empty(0))
     if octaves.dtype != np.int8 or octaves.ndim != 2 or octaves.shape[1] != len(card.support):
         raise _damaged(trees, "octaves", "dimensions differ from the support of the card")
@@ -449,8 +454,8 @@ def read_model(path: Path) -> LearnedModel:
         }
         if of_forest:
             forests[name] = _forest(name, of_forest, trees)
-            expected = len(card.transfer_columns if name == "transfer" else card.columns)
-            if len(forests[name].edge_offsets) - 1 != expected:
+            width = len(card.transfer_columns if name == "transfer" else card.columns)
+            if len(forests[name].edge_offsets) - 1 != width:
                 raise _damaged(trees, f"{name}.edge_offsets", "columns differ from the card")
     missing = [name for name in ("main", "low", "high") if name not in forests]
     if missing or (card.transfer_columns and "transfer" not in forests):
@@ -460,29 +465,6 @@ def read_model(path: Path) -> LearnedModel:
 
 def _damaged(path: Path, position: str, why: str) -> FormatError:
     return FormatError(f"the trees are damaged: {why}", path=str(path), position=position, hint=_REMEDY)
-
-
-def _arrays(path: Path) -> dict[str, NDArray[np.generic]]:
-    """Return the arrays of numbers in an archive. Raises ``FormatError`` for other members, for arrays of
-    objects, and for archives larger than the limit.
-    """
-    _check_size(path, "put it in the folder of its card")
-    expected = {f"{name}.{column}" for name in FORESTS for column in (*_ARRAYS, *_SCALARS)} | {"octaves"}
-    arrays: dict[str, NDArray[np.generic]] = {}
-    position = "the list of members"
-    try:
-        with zipfile.ZipFile(path) as archive:
-            members = archive.infolist()
-            if sum(member.file_size for member in members) > limits().model_bytes:
-                raise _damaged(path, position, f"unpacks to more than {limits().model_bytes:,} bytes")
-            for member in members:
-                position = clipped(member.filename).removesuffix(".npy")
-                if position not in expected or position in arrays:
-                    raise _damaged(path, position, "not an array of a learned model, or stored twice")
-                arrays[position] = _array(archive, member)
-    except (*_UNREADABLE, RecursionError) as error:
-        raise _damaged(path, position, clipped(str(error))) from error
-    return arrays
 
 
 def _array(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> NDArray[np.generic]:

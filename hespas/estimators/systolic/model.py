@@ -174,7 +174,22 @@ class Systolic:
             )
             return np.full((3, len(ops)), np.nan)
         if basis is None:
-            return self._by_clock(ops, device, findings)
+            # Without a line: cycles divided by the clock, or the memory traffic where it takes longer.
+            clock = clock_hz(device)
+            if np.isnan(clock):
+                findings.uncovered(
+                    "no-clock", f"{device.name} has no array with a clock: cycles only", len(ops)
+                )
+                return np.full((3, len(ops)), np.nan)
+            shape = device.systolic
+            arrays = self.arrays or (1 if shape is None else shape.arrays)
+            busy = replace(self, arrays=arrays).cycles(ops, device) / clock * 1e9
+            time = device.launch_overhead_ns + np.maximum(busy, peak_times(ops, device).memory_ns)
+            findings.assumed(
+                [("by-clock", "no line was fitted: cycles at the clock of the arrays")], len(ops)
+            )
+            nothing = np.full(len(ops), np.nan)
+            return np.stack((time, nothing, nothing))
         cycles, overridden = self._line_cycles(ops, device, array, basis)
         notes = [*basis.notes, *overridden]
         if self.words_per_cycle:
@@ -220,22 +235,6 @@ class Systolic:
     def _stalls(self, ops: Operations, array: Array) -> FloatArray:
         backing = Backing(self.words_per_cycle, self.buffer_kb * 1024)
         return ops.dim("batch") * stall_cycles(ops.dim("m"), ops.dim("n"), ops.dim("k"), array, backing)
-
-    def _by_clock(self, ops: Operations, device: Device, findings: SystolicFindings) -> FloatArray:
-        """Return times without a line: cycles divided by the clock, or the memory traffic where it takes
-        longer.
-        """
-        clock = clock_hz(device)
-        if np.isnan(clock):
-            findings.uncovered("no-clock", f"{device.name} has no array with a clock: cycles only", len(ops))
-            return np.full((3, len(ops)), np.nan)
-        shape = device.systolic
-        arrays = self.arrays or (1 if shape is None else shape.arrays)
-        busy = replace(self, arrays=arrays).cycles(ops, device) / clock * 1e9
-        time = device.launch_overhead_ns + np.maximum(busy, peak_times(ops, device).memory_ns)
-        findings.assumed([("by-clock", "no line was fitted: cycles at the clock of the arrays")], len(ops))
-        nothing = np.full(len(ops), np.nan)
-        return np.stack((time, nothing, nothing))
 
 
 def _shared(ops: Operations, array: Array, arrays: int) -> FloatArray:

@@ -278,7 +278,20 @@ def work_of_layer(rank: ModelRank, layer: Layer) -> LayerWork:
                 2 * stream, stream + _activation_work(rank, rank.tokens, block.ffn // tp, block.gated)
             )
         case Experts():
-            return _experts_work(rank, block, stream)
+            # The forward peak is at the return of the results: tokens as sent and as received, the results
+            # before and after the return, and two sums. The backward peak is the larger one of the
+            # gradients of the results, in the order of arrival and of experts, and the gradients of the
+            # activation function.
+            layout, compute = rank.layout, rank.precision.compute
+            tokens = rank.received(block)
+            copy = storage(tokens * (block.latent or rank.hidden), compute)
+            is_sent, several = layout.ep > 1, block.experts // layout.ep > 1
+            forward = (1 + 2 * is_sent + several) * copy + 2 * stream
+            ffn = block.ffn // layout.etp
+            arriving = (1 + several) * copy + storage(tokens * ffn, compute)
+            return LayerWork(
+                forward, stream + max(arriving, _activation_work(rank, tokens, ffn, block.gated))
+            )
         case Mamba():
             projected = storage(rank.tokens * mamba_projected(block) // tp, compute)
             return LayerWork(2 * stream, stream + 2 * projected)
@@ -309,23 +322,6 @@ def _attention_work(rank: ModelRank, block: Attention | LatentAttention) -> int:
         values = result = heads * block.v_dim
     all_three = queries + keys + values
     return storage(rank.tokens * (result + 2 * all_three), rank.precision.compute) + 4 * rank.tokens * queries
-
-
-def _experts_work(rank: ModelRank, block: Experts, stream: int) -> LayerWork:
-    """Return the working memory of a mixture of experts.
-
-    The forward peak is at the return of the results: tokens as sent and as received, the results before and
-    after the return, and two sums. The backward peak is the larger one of the gradients of the results, in
-    the order of arrival and of experts, and the gradients of the activation function.
-    """
-    layout, compute = rank.layout, rank.precision.compute
-    tokens = rank.received(block)
-    copy = storage(tokens * (block.latent or rank.hidden), compute)
-    is_sent, several = layout.ep > 1, block.experts // layout.ep > 1
-    forward = (1 + 2 * is_sent + several) * copy + 2 * stream
-    ffn = block.ffn // layout.etp
-    arriving = (1 + several) * copy + storage(tokens * ffn, compute)
-    return LayerWork(forward, stream + max(arriving, _activation_work(rank, tokens, ffn, block.gated)))
 
 
 def matrix_shapes(rank: ModelRank, block: Block) -> list[tuple[int, int]]:

@@ -325,7 +325,30 @@ def broken_rules(model: Model, layout: Layout, training: Training) -> Iterator[B
             f"{replica_batch:,}",
             "choose another `global_batch`, `micro_batch` or `dp`",
         )
-    yield from _pipeline(model, layout, training)
+    chunks = layout.pp * layout.vp
+    if chunks > len(model.layers) + layout.embedding_counts + layout.head_counts:
+        yield BrokenRule(
+            "pp-divides-layers",
+            f"{len(model.layers)} layers are fewer than {layout.pp} stages x {layout.vp} chunks",
+            "choose a smaller `pp` or `vp`",
+        )
+    if layout.vp > 1 and layout.pp == 1:
+        yield BrokenRule(
+            "vp-needs-pp", f"{layout.vp} virtual stages need a pipeline", "set `vp=1`, or `pp=2` or more"
+        )
+    count = micro_batches(layout, training)
+    if layout.vp > 1 and layout.pp > 1 and count % layout.pp:
+        yield BrokenRule(
+            "vp-micro-batches",
+            f"interleaving needs a multiple of {layout.pp} micro-batches (the stages), not {count}",
+            "choose another `global_batch`, or set `vp=1`",
+        )
+    if layout.vp > 1 and training.schedule in {"gpipe", "zero-bubble"}:
+        yield BrokenRule(
+            "vp-schedule",
+            f"schedule {training.schedule} does not support virtual stages",
+            "`schedule=interleaved`, or `vp=1`",
+        )
     yield from _expert_rules(model, layout, training)
     yield from _unused_settings(model, layout, training)
     if layout.zero not in range(4):
@@ -444,33 +467,6 @@ def _exchanges(layout: Layout, blocks: Sequence[Block]) -> Iterator[BrokenRule]:
                 f"{kv_heads} key heads of a tensor rank neither divide over {cp} context ranks nor repeat",
                 "choose a `cp` that divides them, or a multiple of them, or no `context_all_to_all`",
             )
-
-
-def _pipeline(model: Model, layout: Layout, training: Training) -> Iterator[BrokenRule]:
-    chunks = layout.pp * layout.vp
-    if chunks > len(model.layers) + layout.embedding_counts + layout.head_counts:
-        yield BrokenRule(
-            "pp-divides-layers",
-            f"{len(model.layers)} layers are fewer than {layout.pp} stages x {layout.vp} chunks",
-            "choose a smaller `pp` or `vp`",
-        )
-    if layout.vp > 1 and layout.pp == 1:
-        yield BrokenRule(
-            "vp-needs-pp", f"{layout.vp} virtual stages need a pipeline", "set `vp=1`, or `pp=2` or more"
-        )
-    count = micro_batches(layout, training)
-    if layout.vp > 1 and layout.pp > 1 and count % layout.pp:
-        yield BrokenRule(
-            "vp-micro-batches",
-            f"interleaving needs a multiple of {layout.pp} micro-batches (the stages), not {count}",
-            "choose another `global_batch`, or set `vp=1`",
-        )
-    if layout.vp > 1 and training.schedule in {"gpipe", "zero-bubble"}:
-        yield BrokenRule(
-            "vp-schedule",
-            f"schedule {training.schedule} does not support virtual stages",
-            "`schedule=interleaved`, or `vp=1`",
-        )
 
 
 def _expert_rules(model: Model, layout: Layout, training: Training) -> Iterator[BrokenRule]:

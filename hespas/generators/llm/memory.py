@@ -439,24 +439,8 @@ class _StageAccount:
 
     def memory(self) -> StageMemory:
         """Return the memory at its peak over the schedule."""
-        in_flight, moment = self._peak()
-        fixed = self._fixed()
-        passes = [
-            {name: count * size for name, size in self._in_flight(chunk).items()}
-            for chunk, count in in_flight.items()
-        ]
-        parts = total(fixed, *passes, moment.parts)
-        step = self._fixed(step=True)
-        name = moment.name
-        if sum(step.values()) > sum(parts.values()):
-            parts, name = step, "optimizer step"
-        parts = {kind: size for kind, size in parts.items() if size}
-        return StageMemory(self.stage, name, parts, self._pooled())
-
-    def _peak(self) -> tuple[dict[int, int], _MemoryMoment]:
-        """Return the state at the memory peak: the number of micro-batches in flight in each chunk, and the
-        memory of the running pass at its own peak.
-        """
+        # Find the memory peak: the number of micro-batches in flight in each chunk, and the memory of the
+        # running pass at its own peak.
         layout, training = self.rank.layout, self.rank.training
         chunks = range(len(self.chunks))
         nothing = _MemoryMoment("", {})
@@ -480,7 +464,19 @@ class _StageAccount:
                 if others + moment.bytes > most:
                     most, peak = others + moment.bytes, (dict(in_flight), moment)
             in_flight[chunk] += kind != last_kind
-        return peak
+        in_flight, moment = peak
+        fixed = self._fixed()
+        passes = [
+            {name: count * size for name, size in self._in_flight(chunk).items()}
+            for chunk, count in in_flight.items()
+        ]
+        parts = total(fixed, *passes, moment.parts)
+        step = self._fixed(step=True)
+        name = moment.name
+        if sum(step.values()) > sum(parts.values()):
+            parts, name = step, "optimizer step"
+        parts = {kind: size for kind, size in parts.items() if size}
+        return StageMemory(self.stage, name, parts, self._pooled())
 
     def _pooled(self) -> Parts | None:
         """Return the additional memory that the allocator reserves in separate pools of other streams.

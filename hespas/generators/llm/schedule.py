@@ -66,7 +66,18 @@ def order_of(name: ScheduleName, layout: Layout, stage: int, micro_batches: int)
     if name == "1f1b" and layout.vp > 1:
         name = "interleaved"
     if name == "interleaved":
-        return _interleaved(layout, stage, micro_batches)
+        # The stage runs one chunk for as many micro-batches as there are stages, then the next chunk.
+        # Backward passes go through the chunks in reverse order.
+        stages, chunks = layout.pp, layout.vp
+        forward: list[PassAction] = []
+        backward: list[PassAction] = []
+        for position in range(micro_batches * chunks):
+            round_, within = divmod(position, stages * chunks)
+            chunk, offset = divmod(within, stages)
+            forward.append(PassAction("forward", round_ * stages + offset, chunk))
+            backward.append(PassAction("backward", round_ * stages + offset, chunks - 1 - chunk))
+        ahead = 2 * (stages - 1 - stage) + (chunks - 1) * stages
+        return _alternate(forward, backward, min(ahead, len(forward)))
     if name == "zero-bubble":
         return _zero_bubble_orders(layout.pp, micro_batches)[stage]
     forward = [PassAction("forward", micro_batch, 0) for micro_batch in range(micro_batches)]
@@ -74,24 +85,6 @@ def order_of(name: ScheduleName, layout: Layout, stage: int, micro_batches: int)
     if name == "gpipe":
         return forward + backward
     return _alternate(forward, backward, min(layout.pp - 1 - stage, micro_batches))
-
-
-def _interleaved(layout: Layout, stage: int, micro_batches: int) -> list[PassAction]:
-    """Return the passes of a stage in interleaved 1F1B.
-
-    The stage runs one chunk for as many micro-batches as there are stages, then the next chunk. Backward
-    passes go through the chunks in reverse order.
-    """
-    stages, chunks = layout.pp, layout.vp
-    forward: list[PassAction] = []
-    backward: list[PassAction] = []
-    for position in range(micro_batches * chunks):
-        round_, within = divmod(position, stages * chunks)
-        chunk, offset = divmod(within, stages)
-        forward.append(PassAction("forward", round_ * stages + offset, chunk))
-        backward.append(PassAction("backward", round_ * stages + offset, chunks - 1 - chunk))
-    ahead = 2 * (stages - 1 - stage) + (chunks - 1) * stages
-    return _alternate(forward, backward, min(ahead, len(forward)))
 
 
 def _alternate(forward: list[PassAction], backward: list[PassAction], ahead: int) -> list[PassAction]:

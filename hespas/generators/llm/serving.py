@@ -10,7 +10,7 @@ the cache of a prompt is sent layer by layer.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Literal, NamedTuple
@@ -342,29 +342,24 @@ class ServingStep:
             )
             memory = self._memory_of_stages(self.phase)
             rank_class = np.repeat(np.arange(self.layout.pp, dtype=np.int32), ranks // self.layout.pp)
-        metadata = self._metadata(memory, len(rank_class))
-        if len(graphs) == 1:
-            return Workload.spmd(replace(graphs[0], name=self.name), ranks, metadata)
-        return Workload(name=self.name, classes=graphs, rank_class=rank_class, metadata=metadata)
-
-    def _metadata(self, memory: Iterable[ServingMemory], num_ranks: int) -> dict[str, str]:
-        """Return the metadata of a step: its facts, and the memory of each rank class. Memory is stated there
-        because weights and cache are not values of the graph.
-        """
         pools = _pools(self.phase)
         tokens = sum(group.batch * group.queries for pool in pools for group in self.sequences(pool))
         facts = StepFacts(
             kind="serving",
             model_flops=float(self.layout.dp * sum(map(self._flops, pools))),
             tokens=float(self.layout.dp * tokens),
-            ranks=num_ranks,
+            ranks=len(rank_class),
             dtype=self.precision.matmul,
         )
+        # The memory of each rank class is stated, because weights and cache are not values of the graph.
         class_bytes: list[str] = []
         for account in memory:
             size = sum(account.parts.get(name, 0) for name in _PERSISTENT)
             class_bytes.append(f"{size} {size} {size} {account.peak_bytes}")
-        return {PROGRAM_BYTES: ";".join(class_bytes)} | facts.metadata()
+        metadata = {PROGRAM_BYTES: ";".join(class_bytes)} | facts.metadata()
+        if len(graphs) == 1:
+            return Workload.spmd(replace(graphs[0], name=self.name), ranks, metadata)
+        return Workload(name=self.name, classes=graphs, rank_class=rank_class, metadata=metadata)
 
     def _check(self) -> None:
         for name in ("batch", "prompt", "page"):

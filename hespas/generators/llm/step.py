@@ -184,7 +184,17 @@ class _StageWriter:
                 variants["backward", chunk, special] = self._close(k)
                 if self.splits:  # directly after the backward pass, which deferred its gradients of weights
                     k = self._begin("weights", chunk)
-                    self._weight_gradients(k, special)
+                    for make in self.rank.deferred or []:
+                        make(k)
+                    k.module = ""
+                    k.name_port("done", k.part.tail)
+                    done: Value = "backward:done" if k.part.tail < 0 else k.part.tail
+                    for number in reversed(self.chunks[k.part.chunk]):
+                        k.module = f"layers.{number}"
+                        self._reduce_layer(k, number, done, special)
+                    self._reduce_rest(k, [*k.made, done])
+                    if self.rank.deferred is not None:
+                        self.rank.deferred.clear()
                     variants["weights", chunk, special] = self._close(k)
         end = self._end()
         return StagePasses(self.builder.build(), tuple(self.parts), variants, end)
@@ -431,19 +441,6 @@ class _StageWriter:
         k.module = "ends"
         for index, node in enumerate(self._reduce(k, self.rest, after)):
             k.name_port(f"reduced.rest.{index}", node)
-
-    def _weight_gradients(self, k: KernelWriter, last: bool) -> None:
-        for make in self.rank.deferred or []:
-            make(k)
-        k.module = ""
-        k.name_port("done", k.part.tail)
-        done: Value = "backward:done" if k.part.tail < 0 else k.part.tail
-        for number in reversed(self.chunks[k.part.chunk]):
-            k.module = f"layers.{number}"
-            self._reduce_layer(k, number, done, last)
-        self._reduce_rest(k, [*k.made, done])
-        if self.rank.deferred is not None:
-            self.rank.deferred.clear()
 
     def _end(self) -> int:
         k = self._begin("end", 0)

@@ -389,22 +389,10 @@ def extrapolate(graph: OpGraph, now: GraphFigures, other: OpGraph, sizes: AxisSi
     """
     rows = np.flatnonzero(~is_recorded_wait(graph))
     second = without_waits(other)
-    _check_structure(graph, rows, second, sizes)
-    fit = _FigureFit(graph, rows, second, now, sizes)
-    operands, results = fit.types("operands"), fit.types("results")
-    node = {name: fit.column(name) for name in NODE_FIGURES}
-    tables = {
-        table: {name: fit.table_column(table, name) for name in TABLE_FIGURES[table]} for table in now.tables
-    }
-    return GraphFigures(node, tables, operands, results, fit.rows_of_types.build())
-
-
-def _check_structure(graph: OpGraph, rows: NDArray[np.int64], other: OpGraph, sizes: AxisSizes) -> None:
-    """Raise ``UnsupportedError`` unless both graphs are the same program: the same operations in the same
-    order, with equal numbers of operands.
-    """
+    # Both graphs must be the same program: the same operations in the same order, with equal numbers of
+    # operands.
     ops = [graph.op_name(node) for node in rows.tolist()]
-    others = [other.op_name(node) for node in range(len(other))]
+    others = [second.op_name(node) for node in range(len(second))]
     pairs = enumerate(zip(ops, others, strict=False))
     first = next((index for index, (one, two) in pairs if one != two), None)
     if first is None and len(ops) != len(others):
@@ -419,22 +407,29 @@ def _check_structure(graph: OpGraph, rows: NDArray[np.int64], other: OpGraph, si
             hint="trace before a compiler chooses by size (StableHLO), or at sizes with equal choices",
         )
     for name in ("operands", "results"):
-        different = np.flatnonzero(getattr(graph, name).lengths[rows] != getattr(other, name).lengths)
+        different = np.flatnonzero(getattr(graph, name).lengths[rows] != getattr(second, name).lengths)
         if len(different):
             raise _unfit(graph, int(rows[different[0]]), f"it has other {name} in the second trace", sizes)
     positions = np.cumsum(~is_recorded_wait(graph)) - 1
     for table in TABLE_FIGURES:
-        one, two = getattr(graph, table), getattr(other, table)
+        one, two = getattr(graph, table), getattr(second, table)
         if len(one) != len(two) or (positions[one.node] != two.node).any():
             reason = f"the second trace does not have the same {table}: {len(two)} against {len(one)}"
             raise _unfit(graph, int(one.node[0]) if len(one) else 0, reason, sizes)
-    kinds = np.flatnonzero(graph.collectives.kind != other.collectives.kind)
+    kinds = np.flatnonzero(graph.collectives.kind != second.collectives.kind)
     if len(kinds):
         node = int(graph.collectives.node[kinds[0]])
         raise _unfit(graph, node, "it is another collective in the second trace", sizes)
-    trips = np.flatnonzero(~same(graph.executions[rows], other.executions))
+    trips = np.flatnonzero(~same(graph.executions[rows], second.executions))
     if len(trips):
         raise _unfit(graph, int(rows[trips[0]]), "it runs another number of times in the second trace", sizes)
+    fit = _FigureFit(graph, rows, second, now, sizes)
+    operands, results = fit.types("operands"), fit.types("results")
+    columns = {name: fit.column(name) for name in NODE_FIGURES}
+    tables = {
+        table: {name: fit.table_column(table, name) for name in TABLE_FIGURES[table]} for table in now.tables
+    }
+    return GraphFigures(columns, tables, operands, results, fit.rows_of_types.build())
 
 
 def _unfit(graph: OpGraph, node: int, reason: str, sizes: AxisSizes) -> UnsupportedError:

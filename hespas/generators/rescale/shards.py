@@ -364,7 +364,12 @@ class _ShardFlow:
         name, op_class = canonical_name(self._graph.op_name(node)), self._graph.op_class[node]
         for slot, dims in marks.items():
             if op_class in _ELEMENTWISE or node in self._row or name in _SLICES:
-                self._mark_same_dims(node, slot, dims, shapes)
+                for other, shape in enumerate(shapes):
+                    if other == slot or len(shape) != len(shapes[slot]) or not shape:
+                        continue
+                    if any(shape[dim] != shapes[slot][dim] for dim in dims):
+                        raise self._refusal(node, "it slices or repeats the split dimension")
+                    self._mark(node, other, dims)
             elif name in _VIEWS or name == "transpose":
                 follow = permuted if name == "transpose" else reshaped
                 target_dims = follow(shapes[slot], shapes[1 - slot], dims)
@@ -381,15 +386,6 @@ class _ShardFlow:
             and name not in _SLICES | _VIEWS | {"transpose", "constant", "iota", "parameter"}
         ):
             raise self._refusal(node, f"a {name} has no rule for it")
-
-    def _mark_same_dims(self, node: int, slot: int, dims: Dims, shapes: list[Shape]) -> None:
-        """Mark the dimensions ``dims`` of every tensor that has as many dimensions as the marked one."""
-        for other, shape in enumerate(shapes):
-            if other == slot or len(shape) != len(shapes[slot]) or not shape:
-                continue
-            if any(shape[dim] != shapes[slot][dim] for dim in dims):
-                raise self._refusal(node, "it slices or repeats the split dimension")
-            self._mark(node, other, dims)
 
     def _relations(self, node: int) -> Relations:
         shapes = self._shapes_of(node)

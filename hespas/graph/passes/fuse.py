@@ -242,23 +242,7 @@ class FuseElementwise:
         """Return the graph with chains merged; FLOPs and communication are conserved, traffic inside chains
         is removed.
         """
-        owner = self._owners(graph)
-        graph = _computed_by_users(graph, owner)
-        roots = np.flatnonzero(owner == np.arange(len(graph)))
-        if len(roots) == len(graph):
-            return graph
-        number = np.zeros(len(graph), np.int64)
-        number[roots] = np.arange(len(roots))
-        diagnostics.info(
-            "pass.fused",
-            graph.name,
-            "operations merged into those that use them, as compilers do",
-            count=len(graph) - len(roots),
-        )
-        return merge_nodes(graph, number[owner], roots, "fusion", keeps_traffic=False)
-
-    def _owners(self, graph: OpGraph) -> IntArray:
-        """Return the root of each node's group: the node itself, or the root of a consumer."""
+        # The owner of a node is the root of its group: the node itself, or the root of a consumer.
         roles = _FusionRoles.of(graph)
         joins = (None, roles.loop.tolist(), roles.view.tolist(), roles.product.tolist())
         takes: list[int] = roles.takes.tolist()
@@ -285,4 +269,17 @@ class FuseElementwise:
                 size[root] += 1
                 if takes[root] == _Absorbs.PRODUCT:
                     takes[root] = int(_Absorbs.VIEWS)
-        return np.array(owner, np.int64)
+        owners = np.array(owner, np.int64)
+        graph = _computed_by_users(graph, owners)
+        roots = np.flatnonzero(owners == np.arange(len(graph)))
+        if len(roots) == len(graph):
+            return graph
+        number = np.zeros(len(graph), np.int64)
+        number[roots] = np.arange(len(roots))
+        diagnostics.info(
+            "pass.fused",
+            graph.name,
+            "operations merged into those that use them, as compilers do",
+            count=len(graph) - len(roots),
+        )
+        return merge_nodes(graph, number[owners], roots, "fusion", keeps_traffic=False)

@@ -198,7 +198,20 @@ class GroupRegions:
 
     def __call__(self, graph: OpGraph, diagnostics: Diagnostics) -> OpGraph:
         """Return the graph with one node per region; number, bytes and order of collectives are conserved."""
-        leader = np.array(self._leaders(graph, _joinable(graph)), np.int64)
+        # Device computation of known cost may merge, except recorded waits.
+        joins: BoolArray = (
+            (graph.kind == int(NodeKind.COMPUTE))
+            & (graph.resource == int(Resource.DEVICE))
+            & (graph.op_class != int(OpClass.HOST))
+            & ~np.isnan(graph.flops)
+            & ~np.isnan(graph.bytes_moved)
+            & ~is_recorded_wait(graph)
+        )
+        timed = ~np.isnan(graph.duration_ns)
+        if timed.any():
+            joins &= timed
+        flags: list[bool] = joins.tolist()
+        leader = np.array(self._leaders(graph, flags), np.int64)
         first = np.flatnonzero(leader == np.arange(len(graph)))
         if len(first) == len(graph):
             return graph
@@ -243,23 +256,6 @@ class GroupRegions:
                     low, high = sorted((_find(leader, dep), _find(leader, node)))
                     leader[high] = low
         return [_find(leader, node) for node in range(len(graph))]
-
-
-def _joinable(graph: OpGraph) -> list[bool]:
-    """Return flags of the nodes that may merge: device computation of known cost, except recorded waits."""
-    joins: BoolArray = (
-        (graph.kind == int(NodeKind.COMPUTE))
-        & (graph.resource == int(Resource.DEVICE))
-        & (graph.op_class != int(OpClass.HOST))
-        & ~np.isnan(graph.flops)
-        & ~np.isnan(graph.bytes_moved)
-        & ~is_recorded_wait(graph)
-    )
-    timed = ~np.isnan(graph.duration_ns)
-    if timed.any():
-        joins &= timed
-    flags: list[bool] = joins.tolist()
-    return flags
 
 
 def _program_order(graph: OpGraph, group: IntArray, groups: int) -> list[int]:

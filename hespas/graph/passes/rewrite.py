@@ -149,41 +149,6 @@ def _take_carried(table: RegionTable, rows: IntArray, old_nodes: int) -> RegionT
     )
 
 
-def _resolve(
-    graph: OpGraph, drop: list[bool], carried: _CarriedValues | None
-) -> tuple[list[list[int]], list[list[int]]]:
-    """Return the data and the control dependencies of each node, without dropped nodes.
-
-    The dependencies of a dropped node replace it. A dependency of both kinds is a data dependency. ``drop``
-    is corrected in place: a node is not dropped if its bypass would multiply edges or lose an iteration of a
-    carried value.
-    """
-    fan_out: list[int] = np.bincount(all_deps(graph).values, minlength=len(graph)).tolist()
-    data = graph.data_deps.to_lists()
-    has_control = bool(len(graph.control_deps.values))
-    control: list[list[int]] = graph.control_deps.to_lists() if has_control else [[]] * len(graph)
-    order: list[int] = topological_order(graph).tolist()
-    for node in order:
-        direct, waits = data[node], control[node]
-        dropped = [dep for dep in direct if drop[dep]]
-        # Dropped control dependencies also pass their values on to dependants of the node.
-        all_dropped = [*dropped, *(dep for dep in waits if drop[dep])] if waits else dropped
-        if dropped:
-            producers_of: dict[int, None] = {}
-            for dep in direct:
-                producers_of.update(dict.fromkeys(data[dep]) if drop[dep] else {dep: None})
-            data[node] = direct = list(producers_of)
-        if has_control and (dropped or waits):
-            control[node] = waits = _control_deps(direct, dropped, waits, drop, (data, control))
-        if not drop[node]:
-            continue
-        producers = len(direct) + len(waits)
-        multiplies = producers > 1 and producers * fan_out[node] > _MAX_BYPASS_EDGES
-        hands_on = carried is not None and carried.needs(node, all_dropped, (*direct, *waits))
-        drop[node] = not (multiplies or hands_on)
-    return data, control
-
-
 def _control_deps(
     direct: list[int],
     dropped: list[int],
@@ -215,8 +180,31 @@ def bypass(graph: OpGraph, drop: NDArray[np.bool_]) -> OpGraph:
 def _without(graph: OpGraph, drop: NDArray[np.bool_], carried: _CarriedValues | None) -> OpGraph:
     """Return the graph without some nodes; without ``carried``, their carried edges are removed too."""
     flags: list[bool] = drop.tolist()
-    data, control = _resolve(graph, flags, carried)
+    # The dependencies of a dropped node replace it. A dependency of both kinds is a data dependency. A node
+    # is not dropped if its bypass would multiply edges or lose an iteration of a carried value.
+    fan_out: list[int] = np.bincount(all_deps(graph).values, minlength=len(graph)).tolist()
+    data = graph.data_deps.to_lists()
     has_control = bool(len(graph.control_deps.values))
+    control: list[list[int]] = graph.control_deps.to_lists() if has_control else [[]] * len(graph)
+    order: list[int] = topological_order(graph).tolist()
+    for node in order:
+        direct, waits = data[node], control[node]
+        dropped = [dep for dep in direct if flags[dep]]
+        # Dropped control dependencies also pass their values on to dependants of the node.
+        all_dropped = [*dropped, *(dep for dep in waits if flags[dep])] if waits else dropped
+        if dropped:
+            producers_of: dict[int, None] = {}
+            for dep in direct:
+                producers_of.update(dict.fromkeys(data[dep]) if flags[dep] else {dep: None})
+            data[node] = direct = list(producers_of)
+        if has_control and (dropped or waits):
+            control[node] = waits = _control_deps(direct, dropped, waits, flags, (data, control))
+        if not flags[node]:
+            continue
+        producers = len(direct) + len(waits)
+        multiplies = producers > 1 and producers * fan_out[node] > _MAX_BYPASS_EDGES
+        hands_on = carried is not None and carried.needs(node, all_dropped, (*direct, *waits))
+        flags[node] = not (multiplies or hands_on)
     rows = np.flatnonzero(~np.array(flags, np.bool_))
     number = np.cumsum(~np.array(flags, np.bool_)) - 1
     if carried is not None:

@@ -181,8 +181,16 @@ def _repeat(graph: OpGraph, region: int, trips: int, *, overlap: bool) -> OpGrap
         maker, user = (graph.node_name(int(ends[outside][0])) for ends in (producer, consumer))
         raise InvariantError(f"{graph.name}: a value carried from {maker} to {user} leaves its loop")
     values = _IterationWaits(consumer.astype(np.int64), producer.astype(np.int64))
-    # Later iterations of nodes with one operand depend on the carried value, not on the initial one.
-    later = _starts_only(graph, carried, inside)[copies.rows] & (copies.trip > 0)
+    # Later iterations of a node whose only operand is a value that the loop carries, and whose dependency is
+    # its initial value, depend on the carried value only.
+    flags = np.zeros(len(graph), np.bool_)
+    made_inside = inside[graph.regions.carried_producer]
+    flags[graph.regions.carried_consumer[carried & made_inside]] = True
+    flags &= inside & (graph.operands.lengths == 1) & (graph.data_deps.lengths == 1)
+    rows = np.flatnonzero(flags)
+    start = graph.data_deps.values[graph.data_deps.offsets[rows]]
+    flags[rows[inside[start]]] = False
+    later = flags[copies.rows] & (copies.trip > 0)
     data = RaggedArray.from_lengths(np.where(later, 0, data.lengths), data.values[~later[data.row_ids]])
     data = _add_waits(data, values, copies)
     control = _add_waits(_repeat_deps(graph.control_deps, copies), waits.less(values), copies)
@@ -284,21 +292,6 @@ def _repeat_deps(deps: RaggedArray, copies: _LoopCopies) -> RaggedArray:
     same_trip = copies.inside[taken.values] & (consumer_trip >= 0)
     values[same_trip] -= (copies.trips - 1 - consumer_trip[same_trip]) * copies.size
     return RaggedArray(taken.offsets, values.astype(np.int32))
-
-
-def _starts_only(graph: OpGraph, carried: BoolArray, inside: BoolArray) -> BoolArray:
-    """Return flags of the nodes that need a value from outside of the loop in the first iteration only.
-
-    Their only operand is a value that the loop carries, and their data dependency is its initial value.
-    """
-    flags = np.zeros(len(graph), np.bool_)
-    made_inside = inside[graph.regions.carried_producer]
-    flags[graph.regions.carried_consumer[carried & made_inside]] = True
-    flags &= inside & (graph.operands.lengths == 1) & (graph.data_deps.lengths == 1)
-    rows = np.flatnonzero(flags)
-    start = graph.data_deps.values[graph.data_deps.offsets[rows]]
-    flags[rows[inside[start]]] = False
-    return flags
 
 
 def _add_waits(deps: RaggedArray, waits: _IterationWaits, copies: _LoopCopies) -> RaggedArray:

@@ -315,7 +315,31 @@ def read_memory_config(path: Path) -> MemoryConfig:
 
 def read_network_config(path: Path) -> NetworkConfig:
     """Read ``network.yml``. Raises ``FormatError`` with the invalid line."""
-    lists = _lists(path)
+    lists: dict[str, list[str]] = {}
+    open_list: list[str] | None = None
+    for number, raw in enumerate(_read(path).splitlines(), 1):
+        line = raw.split("#", 1)[0].rstrip()
+        if not line or line == "---":
+            continue
+        entry = _ENTRY.match(line)
+        if entry is not None and open_list is not None:
+            open_list.append(_unquoted(entry[1]))
+            continue
+        match = _LINE.match(line) or _KEY.match(line)
+        if match is None or match[1] in lists:
+            what = "duplicate key" if match else "not of the form 'key: [a, b]'"
+            raise FormatError(
+                what,
+                path=str(path),
+                position=f"line {number}",
+                hint="write each list on one line: npus_count: [8, 2]",
+            )
+        on_line = match[2].strip() if match.re is _LINE else ""
+        lists[match[1]] = [_unquoted(entry_text) for entry_text in on_line.split(",")] if on_line else []
+        open_list = lists[match[1]] if match.re is _KEY else None
+    for key in _NETWORK_KEYS:
+        if key not in lists:
+            raise FormatError(f"{key} is missing", path=str(path), hint=f"add a line '{key}: [...]'")
     for name in lists["topology"]:
         if name not in _TOPOLOGIES:
             hint = f"use one of {', '.join(_TOPOLOGIES)}"
@@ -343,36 +367,6 @@ def read_network_config(path: Path) -> NetworkConfig:
         latency_ns=latency,
         unread=tuple(key for key in lists if key not in _NETWORK_KEYS),
     )
-
-
-def _lists(path: Path) -> dict[str, list[str]]:
-    """Return the lists in a file by their keys. Comments and blank lines are skipped."""
-    lists: dict[str, list[str]] = {}
-    open_list: list[str] | None = None
-    for number, raw in enumerate(_read(path).splitlines(), 1):
-        line = raw.split("#", 1)[0].rstrip()
-        if not line or line == "---":
-            continue
-        entry = _ENTRY.match(line)
-        if entry is not None and open_list is not None:
-            open_list.append(_unquoted(entry[1]))
-            continue
-        match = _LINE.match(line) or _KEY.match(line)
-        if match is None or match[1] in lists:
-            what = "duplicate key" if match else "not of the form 'key: [a, b]'"
-            raise FormatError(
-                what,
-                path=str(path),
-                position=f"line {number}",
-                hint="write each list on one line: npus_count: [8, 2]",
-            )
-        on_line = match[2].strip() if match.re is _LINE else ""
-        lists[match[1]] = [_unquoted(entry_text) for entry_text in on_line.split(",")] if on_line else []
-        open_list = lists[match[1]] if match.re is _KEY else None
-    for key in _NETWORK_KEYS:
-        if key not in lists:
-            raise FormatError(f"{key} is missing", path=str(path), hint=f"add a line '{key}: [...]'")
-    return lists
 
 
 def _unquoted(text: str) -> str:

@@ -478,28 +478,25 @@ class PhaseTimes:
                     raise Ambiguous
                 time = times.together(link_ns)
             else:
-                time = _run_machine(start, self.network)
+                queue = EventQueue()
+                timers = _TracedTimers(queue)
+                gated = (
+                    start.plan.algorithm.family == "direct" and start.plan.kind is CollectiveKind.ALL_REDUCE
+                )
+                ends: list[PhaseTime] = []
+                alone = replace(
+                    start,
+                    timers=timers,
+                    mailbox=_Echo(self.network, queue, timers, is_gated=gated),
+                    done=lambda: ends.append(timers.since),
+                )
+                machine_of(alone).start()
+                queue.run()
+                if len(ends) != 1:
+                    raise Ambiguous
+                time = ends[0]
             self._times[key] = time
         return time
-
-
-def _run_machine(start: PhaseStart, network: UnawareNetwork) -> PhaseTime:
-    """Run the state machine of a phase on one rank whose messages return to it, and return its time."""
-    queue = EventQueue()
-    timers = _TracedTimers(queue)
-    gated = start.plan.algorithm.family == "direct" and start.plan.kind is CollectiveKind.ALL_REDUCE
-    ends: list[PhaseTime] = []
-    alone = replace(
-        start,
-        timers=timers,
-        mailbox=_Echo(network, queue, timers, is_gated=gated),
-        done=lambda: ends.append(timers.since),
-    )
-    machine_of(alone).start()
-    queue.run()
-    if len(ends) != 1:
-        raise Ambiguous
-    return ends[0]
 
 
 class _TracedTimers(Timers):

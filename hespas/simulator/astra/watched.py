@@ -14,7 +14,6 @@ from __future__ import annotations
 from hespas.simulator.astra.events import Callback, EventQueue, Timers
 from hespas.simulator.astra.network import UnawareNetwork
 from hespas.simulator.astra.phases import Ambiguous, PhaseMachine, PhaseStart, RingTimes
-from hespas.simulator.astra.plans import PhasePlan
 
 __all__ = ["RingMeetings", "WatchedPhase", "WatchedTimers"]
 
@@ -155,7 +154,17 @@ class RingMeetings:
         members.sort(key=lambda entry: entry.start_of.position)
         if not start.is_clockwise:
             members.reverse()
-        links = self._links_of(start)
+        ring = start.ring if start.is_clockwise else start.ring[::-1]
+        wires = (start.plan, start.in_group, ring if start.in_group else ring[0], start.is_clockwise)
+        links = self._links.get(wires)
+        if links is None:
+            size = RingTimes.of(start).size_bytes
+            links = self._links[wires] = tuple(
+                self._network.delay_ns(before, rank, size)
+                for before, rank in zip((ring[-1], *ring[:-1]), ring, strict=True)
+            )
+        if not all(links):
+            raise Ambiguous
         base_ns = members[0].started_ns
         starts = tuple(entry.started_ns - base_ns for entry in members)
         times = member.times
@@ -169,24 +178,6 @@ class RingMeetings:
             self._known[pattern] = arrivals
         for entry, arrival_ns in zip(members, arrivals, strict=True):
             entry.arrive_at(base_ns + arrival_ns)
-
-    def _links_of(self, start: PhaseStart) -> tuple[int, ...]:
-        """Return the time of a message to each rank from the previous rank in the ring [ns], in the order of
-        sending.
-        """
-        ring = start.ring if start.is_clockwise else start.ring[::-1]
-        plan: PhasePlan = start.plan
-        key = (plan, start.in_group, ring if start.in_group else ring[0], start.is_clockwise)
-        links = self._links.get(key)
-        if links is None:
-            size = RingTimes.of(start).size_bytes
-            links = self._links[key] = tuple(
-                self._network.delay_ns(before, rank, size)
-                for before, rank in zip((ring[-1], *ring[:-1]), ring, strict=True)
-            )
-        if not all(links):
-            raise Ambiguous
-        return links
 
 
 class _RingMember(WatchedPhase):

@@ -122,13 +122,7 @@ def joint_schedule(
         begun = np.where(waits, moved, start_ns)
         added_ns = np.where(np.isnan(ended), 0.0, np.maximum(ended - (begun + events.duration_ns), 0.0))
     schedule = Schedule(start_ns, end_ns, cause, by_resource, added_ns)
-    return JointSchedule(schedule, np.maximum(wait_ns, 0.0), _awaited(events, start_ns))
-
-
-def _awaited(events: CommunicationEvents, start_ns: FloatArray) -> IntArray:
-    """Return for each task the task that arrived last at the event that ends it: the task itself if it is one
-    of the last.
-    """
+    # Each task awaits the task that arrived last at the event that ends it: itself if it is one of the last.
     task, event = events.arrivals.row_ids, events.arrivals.values
     over_ns = start_ns[task] + events.lag_ns
     order = np.lexsort((-task, over_ns, event))
@@ -138,7 +132,7 @@ def _awaited(events: CommunicationEvents, start_ns: FloatArray) -> IntArray:
     awaited = np.where(events.ended_by >= 0, np.append(who, -1)[events.ended_by], -1)
     own = (events.ended_by[task] == event) & (over_ns == last_ns[event])
     awaited[task[own]] = task[own]
-    return awaited
+    return JointSchedule(schedule, np.maximum(wait_ns, 0.0), awaited)
 
 
 def recorded_starts(job: JobTasks, events: CommunicationEvents, priority: Priority) -> FloatArray:
@@ -325,10 +319,16 @@ class JointSimulator:
                 f"ranks start up to {begin_ns.max() / 1e6:,.3f} ms apart, to end collectives together",
                 count=int((begin_ns > 0).sum()),
             )
+        positions: list[IntArray] = []  # priority of each task among ready tasks of its rank
+        if self.priority != "program":
+            for sim_rank, offset in zip(job.sim_ranks, job.first.tolist(), strict=False):
+                local = ranks_of(sim_rank.program.tasks, self.priority)
+                assert local is not None
+                positions.append(local + offset)
         done = joint_schedule(
             job,
             events,
-            _ready_positions(job, self.priority),
+            np.concatenate(positions) if positions else None,
             RaggedArray.from_pairs(np.concatenate(after), np.concatenate(before), len(job.deps)),
             begin_ns,
         )
@@ -348,15 +348,3 @@ class JointSimulator:
         start_ns = list_schedule(tasks, self.priority).start_ns[issued := issue_order(tasks.deps)]
         common: IntArray = issued[np.argsort(start_ns, kind="stable")]
         return common
-
-
-def _ready_positions(job: JobTasks, priority: Priority) -> IntArray | None:
-    """Return the priority of each task among ready tasks of its rank; None for program order."""
-    if priority == "program":
-        return None
-    positions: list[IntArray] = []
-    for sim_rank, offset in zip(job.sim_ranks, job.first.tolist(), strict=False):
-        local = ranks_of(sim_rank.program.tasks, priority)
-        assert local is not None
-        positions.append(local + offset)
-    return np.concatenate(positions)

@@ -262,7 +262,21 @@ class _Assignment:
         """Join values that must share a buffer, place temporaries into reserved buffers, and return all
         buffers.
         """
-        self._join()
+        # Put values into the buffers of the previous values that they update in place, that loops carry, or
+        # whose donated parameters they overwrite. The previous value must have ended.
+        state = {value: slot for slot, value in self.graph_values.handed}
+        for number in self.order:
+            value = self.values[number]
+            if number in self.donated:
+                self._joined(number, self.donated[number])
+                continue
+            candidates = value.over if value.in_place or value.slot >= 0 else ()
+            joined = any(
+                self.values[other].kind is ValueKind.TEMPORARY and self._joined(number, other)
+                for other in candidates
+            )
+            if not joined and number in state:
+                self._joined(number, state[number])
         members: dict[int, list[int]] = {}
         for number, value in enumerate(self.values):
             if value.size_bytes:
@@ -311,24 +325,6 @@ class _Assignment:
         if any(self.values[number].slot >= 0 for number in members):  # the state of a loop keeps its memory
             lives = [(lives[0][0], lives[-1][1])]
         return Buffer(members, size, kind, lives, reserved=reserves and kind is not ValueKind.TEMPORARY)
-
-    def _join(self) -> None:
-        """Put a value into the buffer of the previous value if it updates that value in place, is carried by
-        a loop, or is written over a donated parameter. The previous value must have ended.
-        """
-        state = {value: slot for slot, value in self.graph_values.handed}
-        for number in self.order:
-            value = self.values[number]
-            if number in self.donated:
-                self._joined(number, self.donated[number])
-                continue
-            candidates = value.over if value.in_place or value.slot >= 0 else ()
-            joined = any(
-                self.values[other].kind is ValueKind.TEMPORARY and self._joined(number, other)
-                for other in candidates
-            )
-            if not joined and number in state:
-                self._joined(number, state[number])
 
     def _joined(self, number: int, other: int) -> bool:
         """Add a value to the buffer of another value if nothing in that buffer is still needed. Return True

@@ -263,7 +263,11 @@ def memory_by_class(
     memories: list[RankMemory] = []
     for rank_class, rank in shown.items():
         graph = workload.classes[rank_class]
-        program_bytes = _program_bytes(workload, rank_class)
+        parts = workload.program_bytes[rank_class].split()
+        if len(parts) not in (3, 4) or not all(part.isdigit() for part in parts):
+            program_bytes = None
+        else:
+            program_bytes = ProgramBytes(*map(float, parts))
         if program_bytes is None and not _states_readers(graph):
             continue
         mine = np.flatnonzero(timeline.rank == rank)
@@ -291,13 +295,3 @@ def _states_readers(graph: OpGraph) -> bool:
     made = np.flatnonzero((graph.results.lengths > 0) & (graph.executions != 0))
     read = np.isin(made, graph.data_deps.values)
     return len(made) > 0 and (end_of(graph) >= 0 or 2 * int(read.sum()) >= len(made))
-
-
-def _program_bytes(workload: Workload, rank_class: int) -> ProgramBytes | None:
-    """Return the bytes of parameters and results from the metadata of a workload; None unless it has them for
-    every rank class.
-    """
-    parts = workload.program_bytes[rank_class].split()
-    if len(parts) not in (3, 4) or not all(part.isdigit() for part in parts):
-        return None
-    return ProgramBytes(*map(float, parts))

@@ -390,16 +390,15 @@ class _ValueTracer:
         end = end_of(self.graph)
         if end < 0 or not self._runs[end]:
             return None
-        return list(self._leaves[end]) if self._results[end] else self._aligned(end)
-
-    def _aligned(self, node: int) -> list[int]:
-        """Return the value of each operand of a node; -1 if no node makes it."""
+        if self._results[end]:
+            return list(self._leaves[end])
+        # Without results: the value of each operand; -1 if no node makes it.
         alike: dict[int, list[int]] = {}
-        for dep in reversed(self._deps[node]):
+        for dep in reversed(self._deps[end]):
             for value in reversed(self._leaves[dep]):
                 if value >= 0:
                     alike.setdefault(self.values[value].type_row, []).append(value)
-        return [alike[row].pop() if alike.get(row) else -1 for row in self._operands_of(node)]
+        return [alike[row].pop() if alike.get(row) else -1 for row in self._operands_of(end)]
 
 
 def _forwards(graph: OpGraph) -> BoolArray:

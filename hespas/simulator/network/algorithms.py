@@ -126,7 +126,11 @@ def _level(system: System, axis: int, line: _DimensionUse) -> Level:
         case "fully_connected":
             share = min(members - 1, dimension.links_per_device) / dimension.links_per_device
         case "switch":
-            share = _share_of_switch(system, axis, sharers)
+            # Devices of a node share network interfaces; a device that sends alone has one for itself.
+            # Oversubscription limits all devices.
+            unit = prod(system.shape[:axis])
+            share = min(dimension.devices_per_nic, unit / max(sharers, 1))
+            share /= max(1.0, dimension.oversubscription * sharers / unit)
             link, adds = (
                 min(up, down) * share,
                 0.0 if isnan(dimension.reduction_share) else dimension.reduction_share,
@@ -134,17 +138,6 @@ def _level(system: System, axis: int, line: _DimensionUse) -> Level:
     latency_ns = 0.0 if isnan(dimension.latency_ns) else dimension.latency_ns
     ring = dimension.topology == "ring"
     return Level(members, up * share, down * share, link, latency_ns, steps, hops, ring, adds)
-
-
-def _share_of_switch(system: System, axis: int, sharers: int) -> float:
-    """Return the share of its rate that a device gets when all devices send.
-
-    Devices of a node share network interfaces; a device that sends alone has one for itself. Oversubscription
-    limits all devices.
-    """
-    dimension, unit = system.dimensions[axis], prod(system.shape[:axis])
-    share = min(dimension.devices_per_nic, unit / max(sharers, 1))
-    return share / max(1.0, dimension.oversubscription * sharers / unit)
 
 
 def message_ns(system: System, away: Sequence[int], message_bytes: FloatArray) -> FloatArray:

@@ -98,7 +98,19 @@ def place_messages(permutation: Permutation, system: System, num_ranks: int) -> 
     away: list[IntArray] = []
     for peers in (permutation.targets_of(ranks), permutation.sources_of(ranks)):
         has_peer = (peers >= 0) & (peers < num_ranks)
-        away.append(_apart(ranks, np.where(has_peer, peers, ranks), system))
+        columns: list[IntArray] = []
+        unit = 1
+        for dimension in system.dimensions:
+            ahead: IntArray = np.abs(
+                ranks // unit % dimension.size - np.where(has_peer, peers, ranks) // unit % dimension.size
+            )
+            if dimension.topology != "ring":
+                ahead = np.minimum(ahead, 1)
+            elif dimension.is_closed(system.devices):
+                ahead = np.minimum(ahead, dimension.size - ahead)
+            columns.append(ahead)
+            unit *= dimension.size
+        away.append(np.stack(columns, axis=1))
     return away[0], away[1]
 
 
@@ -151,17 +163,3 @@ def _sharers(system: System, stride: list[int], busy: list[int], active: int) ->
         (gap if interleaved else 1) if dimension.topology == "ring" else count
         for dimension, gap, count in zip(system.dimensions, stride, busy, strict=True)
     )
-
-
-def _apart(ranks: IntArray, peers: IntArray, system: System) -> IntArray:
-    columns: list[IntArray] = []
-    unit = 1
-    for dimension in system.dimensions:
-        ahead: IntArray = np.abs(ranks // unit % dimension.size - peers // unit % dimension.size)
-        if dimension.topology != "ring":
-            ahead = np.minimum(ahead, 1)
-        elif dimension.is_closed(system.devices):
-            ahead = np.minimum(ahead, dimension.size - ahead)
-        columns.append(ahead)
-        unit *= dimension.size
-    return np.stack(columns, axis=1)

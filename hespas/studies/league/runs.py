@@ -106,7 +106,22 @@ def system_of(run: PublishedRun, system: System | None, device: Device) -> Syste
         inner = structs.replace(inner, size=int(node_size))
         system = replace(system, dimensions=(inner, *system.dimensions[1:]))
     if 0 < system.most < ranks:
-        return _system_of_slices(system, device, ranks)
+        # Equal slices of a torus, connected by the data-center network: the smallest number of slices with
+        # enough devices for all ranks.
+        outside = device.link("scale_out")
+        if outside is None:
+            raise UsageError(
+                f"{system.name} has at most {system.most:,} devices, and its device has no scale-out link",
+                hint="add a scale_out link to the device file",
+            )
+        count = next(number for number in range(-(-ranks // system.most), ranks + 1) if ranks % number == 0)
+        one = system.sized(ranks // count)
+        latency_ns = _SLICE_LATENCY_NS if isnan(outside.latency_ns) else outside.latency_ns
+        network = _dimension(outside.name, "switch", count, outside.bandwidth_bytes_per_s, latency_ns)
+        return replace(
+            one, dimensions=(*one.dimensions, network), devices=ranks, max_devices=-1,
+            sources=(*one.sources, _source(device)),
+        )  # fmt: skip
     domain = system.shape[0]
     if system.placement == "fill" and 0 <= domain < ranks and ranks % domain:
         # a job that does not fill its domains uses equally many devices of each one, so that groups of a
@@ -155,26 +170,6 @@ def _system_of_links(device: Device) -> System:
     return System(
         name=f"nodes of {device.name}", description="", device=device.name, aliases=(), placement="fill",
         max_devices=-1, dimensions=(node, fabric), sources=(_source(device),),
-    )  # fmt: skip
-
-
-def _system_of_slices(system: System, device: Device, ranks: int) -> System:
-    """Return a system of equal slices of a torus, connected by the data-center network. It has the smallest
-    number of slices with enough devices for all ranks.
-    """
-    outside = device.link("scale_out")
-    if outside is None:
-        raise UsageError(
-            f"{system.name} has at most {system.most:,} devices, and its device has no scale-out link",
-            hint="add a scale_out link to the device file",
-        )
-    count = next(number for number in range(-(-ranks // system.most), ranks + 1) if ranks % number == 0)
-    one = system.sized(ranks // count)
-    latency_ns = _SLICE_LATENCY_NS if isnan(outside.latency_ns) else outside.latency_ns
-    network = _dimension(outside.name, "switch", count, outside.bandwidth_bytes_per_s, latency_ns)
-    return replace(
-        one, dimensions=(*one.dimensions, network), devices=ranks, max_devices=-1,
-        sources=(*one.sources, _source(device)),
     )  # fmt: skip
 
 

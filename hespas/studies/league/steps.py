@@ -173,35 +173,15 @@ def _step_time(result: Simulation, rank: int = -1) -> StepTime:
     path_ns[OVERLAP] += float((spent_ns - own_ns).sum())
     path_ns[BUBBLE] += float(path_start_ns[0]) if len(path) else result.step_ns
     spans_of_rank = np.flatnonzero(timeline.rank == timeline.shown_by[rank])
-    return StepTime(result.step_ns, path_ns, _rank_time(result, spans_of_rank, component, alone_ns))
-
-
-def _sums(component: IntArray, time_ns: FloatArray) -> FloatArray:
-    return np.bincount(component, time_ns, len(COMPONENTS)).astype(np.float64)
-
-
-def _uncontended(duration_ns: FloatArray, alone_ns: FloatArray) -> FloatArray:
-    """Return the times of kernels without the slowdown by concurrent communication.
-
-    Durations are differences of sums. If a kernel seems slightly longer than ``alone_ns`` because of
-    rounding, its duration is returned.
-    """
-    return np.where(duration_ns <= alone_ns * (1.0 + _ROUNDING), duration_ns, alone_ns)
-
-
-def _rank_time(result: Simulation, spans: IntArray, component: IntArray, alone_ns: FloatArray) -> FloatArray:
-    """Return the time of a rank by component: kernels, communication and copies while no kernel runs, waits
-    for host launches, and waits for other ranks.
-    """
     timeline = result.timeline
     start_ns, end_ns = timeline.start_ns + timeline.wait_ns, timeline.end_ns
-    is_kernel = timeline.resource[spans] == COMPUTE
-    kernels = spans[is_kernel]
+    is_kernel = timeline.resource[spans_of_rank] == COMPUTE
+    kernels = spans_of_rank[is_kernel]
     duration_ns = end_ns[kernels] - start_ns[kernels]
     own_ns = _uncontended(duration_ns, alone_ns[kernels])
     rank_ns = _sums(component[kernels], own_ns)
     rank_ns[OVERLAP] += float((duration_ns - own_ns).sum())
-    transfers = spans[~is_kernel & (component[spans] != HOST)]
+    transfers = spans_of_rank[~is_kernel & (component[spans_of_rank] != HOST)]
     transfers = transfers[np.argsort(start_ns[transfers], kind="stable")]
     until_ns = end_ns[transfers]
     before_ns = np.maximum.accumulate(np.append(0.0, until_ns))[:-1]
@@ -218,4 +198,17 @@ def _rank_time(result: Simulation, spans: IntArray, component: IntArray, alone_n
     launched_ns = np.unique(timeline.start_ns[work[is_launched]])
     rank_ns[HOST] += float(idle_ns[np.isin(busy_from_ns, launched_ns)].sum())
     rank_ns[BUBBLE] += max(result.step_ns - float(rank_ns.sum()), 0.0)
-    return _normalized(rank_ns, result.step_ns)
+    return StepTime(result.step_ns, path_ns, _normalized(rank_ns, result.step_ns))
+
+
+def _sums(component: IntArray, time_ns: FloatArray) -> FloatArray:
+    return np.bincount(component, time_ns, len(COMPONENTS)).astype(np.float64)
+
+
+def _uncontended(duration_ns: FloatArray, alone_ns: FloatArray) -> FloatArray:
+    """Return the times of kernels without the slowdown by concurrent communication.
+
+    Durations are differences of sums. If a kernel seems slightly longer than ``alone_ns`` because of
+    rounding, its duration is returned.
+    """
+    return np.where(duration_ns <= alone_ns * (1.0 + _ROUNDING), duration_ns, alone_ns)

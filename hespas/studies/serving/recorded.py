@@ -158,7 +158,29 @@ def read_recorded(runs: Path, requests: Path, *, diagnostics: Diagnostics | None
         if run.trace not in by_trace:
             problem = f"is {clipped(run.trace)!r}, which has no request in {requests}"
             raise row.fault("trace", problem, "the name of a trace with requests")
-        recorded.append(_recorded_run(run, by_trace[run.trace]))
+        rows = by_trace[run.trace]
+        times = np.array([(row.queued_s, row.first_token_s, row.last_token_s) for row in rows], np.float64)
+        order = np.argsort(times[:, 0], kind="stable")
+        queued, first, last = times[order].T - times[order[0], 0]
+        prompt, output = np.array([(row.input_tokens, row.output_tokens) for row in rows], np.int64)[order].T
+        recorded.append(
+            RecordedRun(
+                trace=run.trace,
+                model=run.model,
+                hardware=canonical_name(run.accelerator) or run.accelerator,
+                engine=run.engine.partition(" ")[0].casefold(),
+                tp=run.tp,
+                dp=run.dp,
+                ep=run.ep,
+                precision=run.precision,
+                tokens=run.max_num_batched_tokens,
+                sequences=run.max_num_seqs,
+                cache_tokens=run.num_kv_tokens,
+                requests=Requests(arrival_ns=queued * 1e9, prompt=prompt, output=output),
+                first_s=first,
+                last_s=last,
+            )
+        )
     others = by_trace.keys() - {run.trace for run in recorded}
     if diagnostics is not None:
         diagnostics.warning(
@@ -166,30 +188,6 @@ def read_recorded(runs: Path, requests: Path, *, diagnostics: Diagnostics | None
             count=sum(len(by_trace[trace]) for trace in others),
         )  # fmt: skip
     return recorded
-
-
-def _recorded_run(run: _RunColumns, rows: Sequence[_RequestColumns]) -> RecordedRun:
-    """Convert a run and its requests, in order of arrival."""
-    times = np.array([(row.queued_s, row.first_token_s, row.last_token_s) for row in rows], np.float64)
-    order = np.argsort(times[:, 0], kind="stable")
-    queued, first, last = times[order].T - times[order[0], 0]
-    prompt, output = np.array([(row.input_tokens, row.output_tokens) for row in rows], np.int64)[order].T
-    return RecordedRun(
-        trace=run.trace,
-        model=run.model,
-        hardware=canonical_name(run.accelerator) or run.accelerator,
-        engine=run.engine.partition(" ")[0].casefold(),
-        tp=run.tp,
-        dp=run.dp,
-        ep=run.ep,
-        precision=run.precision,
-        tokens=run.max_num_batched_tokens,
-        sequences=run.max_num_seqs,
-        cache_tokens=run.num_kv_tokens,
-        requests=Requests(arrival_ns=queued * 1e9, prompt=prompt, output=output),
-        first_s=first,
-        last_s=last,
-    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -175,7 +175,19 @@ def _serving_row(number: int, cells: _RunColumns) -> ServingRow:
     model, precision = cells.model_path.rpartition("/")[2], cells.precision
     clients = cells.concurrency or cells.batch_size
     shares_attention = is_published and engine == "vllm" and not has_data_parallel_ranks(precision, clients)
-    layout, counted_twice = _layout(cells, shares_attention=shares_attention)
+    # Sources multiply degrees that use the same ranks: attention over tensor- or data-parallel ranks, and
+    # experts. Ranks that are given as both tensor-parallel and data-parallel are tensor-parallel with
+    # `shares_attention`, otherwise data-parallel.
+    degrees = (cells.tp_size, cells.attention_dp_size, cells.moe_tp_size, cells.moe_ep_size)
+    tp, dp, etp, ep = (max(1, degree) for degree in degrees)
+    if etp == ep > 1 and max(tp, dp) == etp * ep:
+        layout, counted_twice = (Layout(dp=ep, ep=ep) if dp > 1 else Layout(tp=ep, ep=ep)), True
+    elif tp == dp > 1:
+        layout, counted_twice = (Layout(tp=tp, ep=tp) if shares_attention else Layout(dp=dp, ep=dp)), True
+    elif dp > 1:
+        layout, counted_twice = Layout(dp=dp, tp=tp, ep=ep, etp=max(1, dp * tp // ep)), False
+    else:
+        layout, counted_twice = Layout(tp=tp, ep=ep, etp=max(1, tp // ep)), False
     hardware = canonical_name(cells.system) or cells.system
     step, reason = _step(model, precision, layout)
     benchmark = "InferenceMAX" if not date or date >= _WARMUP_DATE else f"InferenceMAX before {_WARMUP_DATE}"
@@ -243,24 +255,6 @@ _WARMUP_DATE = "2026-01-21"
 """Since this date InferenceMAX warms servers up with two rounds of requests; before, its times included the
 compilation at the first prompts of each shape.
 """
-
-
-def _layout(cells: _RunColumns, *, shares_attention: bool) -> tuple[Layout, bool]:
-    """Return the layout of a server, and True if the source multiplied degrees that use the same ranks:
-    attention over tensor- or data-parallel ranks, and experts.
-
-    If ranks are given as both tensor-parallel and data-parallel, they are tensor-parallel with
-    ``shares_attention``, otherwise data-parallel.
-    """
-    degrees = (cells.tp_size, cells.attention_dp_size, cells.moe_tp_size, cells.moe_ep_size)
-    tp, dp, etp, ep = (max(1, degree) for degree in degrees)
-    if etp == ep > 1 and max(tp, dp) == etp * ep:
-        return (Layout(dp=ep, ep=ep) if dp > 1 else Layout(tp=ep, ep=ep)), True
-    if tp == dp > 1:
-        return (Layout(tp=tp, ep=tp) if shares_attention else Layout(dp=dp, ep=dp)), True
-    if dp > 1:
-        return Layout(dp=dp, tp=tp, ep=ep, etp=max(1, dp * tp // ep)), False
-    return Layout(tp=tp, ep=ep, etp=max(1, tp // ep)), False
 
 
 def _step(model: str, precision: str, layout: Layout) -> tuple[ServingStep | None, str]:
