@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from hashlib import blake2b
-from typing import Protocol, cast
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -227,10 +227,6 @@ def workloads_equal(a: Workload, b: Workload) -> list[GraphDifference]:
 
 
 _DIGEST_BYTES = 8
-
-
-class _Digest(Protocol):
-    def update(self, data: bytes, /) -> None: ...
 
 
 def content_key(*values: object) -> str:

@@ -124,17 +124,6 @@ class Shape:
 _EMPTY_TUPLE = Shape(None, ())
 
 
-def _extent(text: str) -> tuple[int, bool]:
-    """Parse one extent of a shape. Return it, and True if it is an upper bound. Raises ``ValueError``."""
-    bounded = text.startswith("<=")
-    digits = text[2:] if bounded else text
-    if digits == "?":
-        return DYNAMIC, False
-    if not digits.isascii() or not digits.isdigit() or len(digits) > _MAX_DIGITS:
-        raise ValueError(f"expected an extent, found {text[:40]!r}")
-    return int(digits), bounded
-
-
 def _array(match: re.Match[str]) -> ArrayShape:
     element, inner, layout = match[1], match[2], match[3] or ""
     dims: list[int] = []
@@ -143,10 +132,14 @@ def _array(match: re.Match[str]) -> ArrayShape:
     if inner.count(",") >= _MAX_DIMS:
         raise ValueError(f"expected at most {_MAX_DIMS:,} extents, found {match[0][:60]!r}")
     for part in inner.split(",") if inner.strip() else ():
-        extent, bounded = _extent(part.strip())
-        dims.append(extent)
-        any_bounded |= bounded
-        elements *= max(extent, 1)
+        bounded = part.lstrip().startswith("<=")
+        digits = part.strip().removeprefix("<=")
+        is_dynamic = digits == "?"
+        if not is_dynamic and not (digits.isascii() and digits.isdigit() and len(digits) <= _MAX_DIGITS):
+            raise ValueError(f"expected an extent, found {part.strip()[:40]!r}")
+        dims.append(DYNAMIC if is_dynamic else int(digits))
+        any_bounded |= bounded and not is_dynamic
+        elements *= max(dims[-1], 1)
         if elements > _MAX_ELEMENTS:
             raise ValueError(f"expected a shape of at most 2**62 elements, found {match[0][:60]!r}")
     return ArrayShape(find_dtype(element), element, tuple(dims), any_bounded, layout.strip())

@@ -418,18 +418,16 @@ def parse_type(text: str) -> tuple[int, tuple[int, ...], bool]:
     dims = (match["dims"] or "").replace(" ", "")
     if dims.count(",") >= _MAX_DIMS:
         raise ValueError(f"{_shown(text)} has more than {_MAX_DIMS:,} extents")
-    shape = tuple(_extent(extent, text) for extent in dims.split(",")) if dims else ()
+    extents: list[int] = []
+    for extent in dims.split(",") if dims else ():
+        is_unknown = extent == _UNKNOWN_NAME
+        if not is_unknown and (not extent.isdecimal() or len(extent) > 19):
+            raise ValueError(f"{_shown(extent)} in {_shown(text)} is not an extent")
+        extents.append(DYNAMIC if is_unknown else int(extent))
+    shape = tuple(extents)
     if prod(max(extent, 1) for extent in shape) > MAX_ELEMENTS:
         raise ValueError(f"{_shown(text)} has more than 2**63 elements")
     return parse_dtype(match["name"].strip()), shape, match["bounded"] is not None
-
-
-def _extent(text: str, whole: str) -> int:
-    if text == _UNKNOWN_NAME:
-        return DYNAMIC
-    if not text.isdecimal() or len(text) > 19:
-        raise ValueError(f"{_shown(text)} in {_shown(whole)} is not an extent")
-    return int(text)
 
 
 def default_type_bytes(dtype: int, shape: Sequence[int]) -> float:

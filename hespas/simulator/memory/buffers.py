@@ -64,7 +64,13 @@ def in_time(
     first_ns[node[latest_first]], until_ns[node[latest_first]] = start_ns[latest_first], end_ns[latest_first]
     np.maximum.at(last_ns, node[own], end_ns[own])
     order = topological_order(graph)
-    _fill_ready(graph, order, first_ns, until_ns)
+    ends_ns: list[float] = until_ns.tolist()
+    silent_nodes = order[until_ns[order] == inf]
+    data, control = (deps.take(silent_nodes).to_lists() for deps in (graph.data_deps, graph.control_deps))
+    for silent, by_data, by_control in zip(silent_nodes.tolist(), data, control, strict=True):
+        ends_ns[silent] = max([ends_ns[dep] for dep in (*by_data, *by_control)], default=0.0)
+    until_ns = np.array(ends_ns)
+    first_ns = np.where(first_ns == inf, until_ns, first_ns)
     last_ns = np.maximum(last_ns, until_ns)
     for region, block_ns in blocks.items():
         inside = graph.region == region
@@ -87,18 +93,6 @@ def _places(order: IntArray) -> IntArray:
     position = np.empty(len(order), np.int64)
     position[order] = np.arange(len(order))
     return position
-
-
-def _fill_ready(graph: OpGraph, order: IntArray, first_ns: FloatArray, until_ns: FloatArray) -> None:
-    """Fill in the times of nodes without a span."""
-    ends: list[float] = until_ns.tolist()
-    silent_nodes = order[until_ns[order] == inf]
-    data, control = (deps.take(silent_nodes).to_lists() for deps in (graph.data_deps, graph.control_deps))
-    for node, by_data, by_control in zip(silent_nodes.tolist(), data, control, strict=True):
-        ends[node] = max([ends[dep] for dep in (*by_data, *by_control)], default=0.0)
-    until_ns[:] = ends
-    silent = first_ns == inf
-    first_ns[silent] = until_ns[silent]
 
 
 class Lifetimes:

@@ -408,7 +408,15 @@ class _ServerRun:
             if progress and self.finished >= shown:
                 progress(self.finished, len(self.requests))
                 shown = self.finished + _SHOWN_EVERY
-            self._arrive()
+            if not self.due or not len(self.decoding):  # the scheduler receives requests in this step
+                self.due = self.policy.recv_interval
+                is_early = self.policy.async_scheduling and len(self.decoding)
+                seen = self.scheduled_at if is_early else self.now
+                while (
+                    self.coming < len(self.arrival) and self.arrival[self.coming] + self.overhead_ns <= seen
+                ):
+                    self.waiting.append(self.coming)
+                    self.coming += 1
             if not (self.waiting or self.prompting or len(self.decoding)):
                 self.now = max(self.now, float(self.arrival[self.coming]) + self.overhead_ns)
                 continue
@@ -427,16 +435,6 @@ class _ServerRun:
             preemptions=self.preemptions,
             steps=self.log,
         )
-
-    def _arrive(self) -> None:
-        """Move arrived requests to the waiting queue, if the scheduler receives requests in this step."""
-        if self.due and len(self.decoding):
-            return
-        self.due = self.policy.recv_interval
-        seen = self.scheduled_at if self.policy.async_scheduling and len(self.decoding) else self.now
-        while self.coming < len(self.arrival) and self.arrival[self.coming] + self.overhead_ns <= seen:
-            self.waiting.append(self.coming)
-            self.coming += 1
 
     def _holds(self) -> bool:
         """Return True if the scheduler holds waiting requests back, so that more of them start in one
