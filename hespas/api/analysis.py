@@ -80,13 +80,15 @@ class Analysis(Result):
         return self.tables.difference
 
     def headline(self) -> str:
-        """Return the step time and its parts, MFU and tokens/s if known, and the change from the baseline."""
+        """Return the summary line: the step time and its parts, MFU and tokens/s if known, and the
+        change from the baseline.
+        """
         summary = summary_line(self.tables)
         summary += f"; {self.throughput}" if self.throughput.is_known else ""
         return f"{summary}; {changed_text(self.difference)}" if self.difference else summary
 
     def to_json(self) -> bytes:
-        """Return the document of ``--json``: ``hespas.analyze/1``."""
+        """Return the JSON document that ``--json`` writes, of schema ``hespas.analyze/1``."""
         return document_bytes(analysis_document(self))
 
     def tables_by_name(self) -> Mapping[str, RowTable[Any]]:

@@ -79,7 +79,7 @@ class CollectiveDocument(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CaptureDocument(Document, frozen=True, kw_only=True):
-    """Document of ``hespas capture --json``. FLOPs and bytes are of one rank of the first class."""
+    """JSON document of ``hespas capture --json``. FLOPs and bytes are of one rank of the first class."""
 
     schema: Literal["hespas.capture/1"] = "hespas.capture/1"
     name: str
@@ -115,7 +115,7 @@ class CaptureResult(Result):
         return collective_rows(self.workload, self.mesh)
 
     def headline(self) -> str:
-        """Return the name, the ranks, the mesh and the number of operations."""
+        """Return the summary line: the name, the ranks, the mesh and the number of operations."""
         graph = self.workload.classes[0]
         classes = f" in {len(self.workload.classes)} classes" if len(self.workload.classes) > 1 else ""
         ranks = f"{self.workload.num_ranks:,} ranks{classes}"
@@ -163,7 +163,7 @@ class CaptureResult(Result):
         )
 
     def to_json(self) -> bytes:
-        """Return the document of ``--json``: ``hespas.capture/1``."""
+        """Return the JSON document that ``--json`` writes, of schema ``hespas.capture/1``."""
         return document_bytes(self.document())
 
     def table(self) -> Table:
@@ -536,7 +536,9 @@ class ProfiledProgram(Result):
     is_what_ran = RenamedAttribute("matches_profile")
 
     def headline(self) -> str:
-        """Return steps, device time, matched share, and whether the compiled program matches the profile."""
+        """Return the summary line: steps, device time, matched share, and whether the compiled program
+        matches the profile.
+        """
         if self.matches_profile:
             verdict = "matches the profile"
         else:

@@ -64,19 +64,19 @@ class CheckReport(Result):
         return self.details.counts
 
     def headline(self) -> str:
-        """Return the inputs, the verdict and the number of violations."""
+        """Return the summary line: the inputs, the verdict and the number of violations."""
         paths = ", ".join(checked_input.path for checked_input in self.details.inputs)
         verdict = "valid" if self.valid else "not valid"
         return f"{paths or 'nothing read'}, {verdict}, {sum(self.counts.values()):,} violations"
 
     def to_json(self) -> bytes:
-        """Return the document of ``--json``: ``hespas.check/1``."""
+        """Return the JSON document that ``--json`` writes, of schema ``hespas.check/1``."""
         from hespas.validators.checker import check_json
 
         return check_json(self.details)
 
     def table(self) -> Table:
-        """Return one row per violation."""
+        """Return the result as a table with one row per violation."""
         return table_from_records(self.to_dict()["violations"])
 
 
@@ -124,12 +124,12 @@ class RoundTripReport(Result):
         return self.details.valid
 
     def headline(self) -> str:
-        """Return the number of files and pairs, and the verdict."""
+        """Return the summary line: the number of files and pairs, and the verdict."""
         verdict = "all losses are reported" if self.valid else "not valid"
         return f"{len(self.details.inputs):,} files, {len(self.details.cells):,} pairs of formats, {verdict}"
 
     def to_json(self) -> bytes:
-        """Return the document of ``--json``: ``hespas.roundtrip/1``."""
+        """Return the JSON document that ``--json`` writes, of schema ``hespas.roundtrip/1``."""
         from hespas.validators.roundtrip import roundtrip_json
 
         return roundtrip_json(self.details)
@@ -141,7 +141,7 @@ class RoundTripReport(Result):
         return roundtrip_html(self.details)
 
     def table(self) -> Table:
-        """Return one row per pair of formats."""
+        """Return the result as a table with one row per pair of formats."""
         return table_from_records(self.to_dict()["cells"])
 
 
@@ -203,7 +203,7 @@ class CaptureCheckReport(Result):
         return self.details.differences
 
     def headline(self) -> str:
-        """Return the verdict, and the numbers of ranks and runs."""
+        """Return the summary line: the verdict, and the numbers of ranks and runs."""
         verdict = "matches the trace"
         if not self.equal:
             verdict = f"does not match the trace: {self.differences:,} differences"
@@ -211,13 +211,13 @@ class CaptureCheckReport(Result):
         return f"{self.details.program} {verdict} ({ranks:,} ranks, {runs:,} runs)"
 
     def to_json(self) -> bytes:
-        """Return the document of ``--json``: ``hespas.capture-check/1``."""
+        """Return the JSON document that ``--json`` writes, of schema ``hespas.capture-check/1``."""
         from hespas.validators.capture import capture_check_json
 
         return capture_check_json(self.details, inputs=self.inputs, diagnostics=self.diagnostics)
 
     def table(self) -> Table:
-        """Return one row per operation whose count differs, explained or not."""
+        """Return the result as a table with one row per operation whose count differs, explained or not."""
         columns = ["rank", "operation", "captured", "measured", "explained"]
         return table_from_records(self.to_dict()["operations"], columns)
 

@@ -110,16 +110,16 @@ class Conversion(Result):
     diagnostics: Diagnostics = field(default_factory=Diagnostics)
 
     def headline(self) -> str:
-        """Return source, destination, their formats and the size."""
+        """Return the summary line: source, destination, their formats and the size."""
         formats = f"{self.source_format} -> {self.destination} ({self.target_format})"
         return f"{self.source}, {formats}, {self.bytes_written:,} bytes"
 
     def to_json(self) -> bytes:
-        """Return the document of ``--log-json``: ``hespas.convert/1``."""
+        """Return the JSON document that ``--log-json`` writes, of schema ``hespas.convert/1``."""
         return document_bytes(conversion_document(self))
 
     def table(self) -> Table:
-        """Return one row per figure of the account: before, after."""
+        """Return the result as a table with one row per figure of the account: before, after."""
         account = self.conservation or self.events
         before = {} if account is None else asdict(account.before)
         after = {} if account is None else asdict(account.after)

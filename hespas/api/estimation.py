@@ -74,7 +74,9 @@ class NodeEstimates(Result):
     diagnostics: Diagnostics = field(default_factory=Diagnostics)
 
     def headline(self) -> str:
-        """Return source, device, estimator, number of operations and the share with a time."""
+        """Return the summary line: source, device, estimator, number of operations and the share with
+        a time.
+        """
         nodes = sum(map(len, self.estimates))
         timed = sum(estimate.coverage * len(estimate) for estimate in self.estimates)
         share = timed / nodes if nodes else 1.0
@@ -82,11 +84,13 @@ class NodeEstimates(Result):
         return f"{by}, {nodes:,} operations, {share:.1%} with a time"
 
     def to_json(self) -> bytes:
-        """Return the document of ``--json``: ``hespas.estimate/1``."""
+        """Return the JSON document that ``--json`` writes, of schema ``hespas.estimate/1``."""
         return document_bytes(estimate_document(self, simulated_step(self)))
 
     def table(self) -> Table:
-        """Return one row per operation of each rank class, as written by ``hespas estimate --out``."""
+        """Return the result as a table with one row per operation of each rank class, as written by
+        ``hespas estimate --out``.
+        """
         return joined_tables(list(_node_tables(self)))
 
 
@@ -349,7 +353,7 @@ class _EstimatedClass(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EstimateDocument(Document, frozen=True, kw_only=True):
-    """Document of ``hespas estimate --json``."""
+    """JSON document of ``hespas estimate --json``."""
 
     schema: Literal["hespas.estimate/1"] = "hespas.estimate/1"
     hardware: str

@@ -52,7 +52,7 @@ class StepDocument(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GenerationDocument(Document, frozen=True, kw_only=True):
-    """Document of ``hespas generate --json``. FLOPs are of all ranks, memory is of the fullest rank,
+    """JSON document of ``hespas generate --json``. FLOPs are of all ranks, memory is of the fullest rank,
     collective bytes are the mean payload per rank. et_bytes is the size of the traces of all ranks,
     capacity_bytes the memory of the device if one is named.
     """
@@ -111,7 +111,7 @@ class GenerationResult(Result):
         return sum(totals(graph).collective_bytes * count for graph, count in pairs) / self.workload.num_ranks
 
     def headline(self) -> str:
-        """Return the name, and the numbers of ranks and rank classes."""
+        """Return the summary line: the name, and the numbers of ranks and rank classes."""
         ranks, classes = self.workload.num_ranks, len(self.workload.classes)
         return f"{self.workload.name}: {ranks:,} ranks in {classes:,} class{'es' if classes > 1 else ''}"
 
@@ -151,7 +151,7 @@ class GenerationResult(Result):
         )
 
     def to_json(self) -> bytes:
-        """Return the document of ``--json``: ``hespas.generate/1``."""
+        """Return the JSON document that ``--json`` writes, of schema ``hespas.generate/1``."""
         return document_bytes(self.document())
 
     def table(self) -> Table:

@@ -46,7 +46,7 @@ class LeagueReport(Result):
         return self.details.rows
 
     def headline(self) -> str:
-        """Return the number of predicted rows, and their errors."""
+        """Return the summary line: the number of predicted rows, and their errors."""
         whole = self.details.whole
         if whole is None:
             return f"{self.details.table}, no row is both predicted and measured"
@@ -56,13 +56,13 @@ class LeagueReport(Result):
         )
 
     def to_json(self) -> bytes:
-        """Return the document of ``--json``: ``hespas.league/1``."""
+        """Return the JSON document that ``--json`` writes, of schema ``hespas.league/1``."""
         from hespas.studies.league.document import league_json
 
         return league_json(self.details)
 
     def table(self) -> Table:
-        """Return one row per row of the table."""
+        """Return the result as a table with one row per row of the table."""
         return table_from_records(self.to_dict()["rows"])
 
     def write(self, folder: str | Path, *, overwrite: bool = False) -> None:
@@ -163,7 +163,7 @@ class FactorsReport(Result):
     after: League
 
     def headline(self) -> str:
-        """Return the median errors before, and on held-out groups."""
+        """Return the summary line: the median errors before, and on held-out groups."""
         before, after = (
             next(
                 (
@@ -178,13 +178,13 @@ class FactorsReport(Result):
         return f"{self.hardware}, median error {before:.1%} before, {after:.1%} on groups left out"
 
     def to_json(self) -> bytes:
-        """Return the document of ``--json``: ``hespas.league_factors/1``."""
+        """Return the JSON document that ``--json`` writes, of schema ``hespas.league_factors/1``."""
         from hespas.studies.league.document import factors_json
 
         return factors_json(self.before, self.after, self.hardware)
 
     def table(self) -> Table:
-        """Return one row per factor."""
+        """Return the result as a table with one row per factor."""
         return table_from_records(self.to_dict()["factors"])
 
 
@@ -233,7 +233,7 @@ class ServingAccuracyReport(Result):
     judgement = RenamedAttribute("errors")
 
     def headline(self) -> str:
-        """Return the numbers of evaluated runs and their errors."""
+        """Return the summary line: the numbers of evaluated runs and their errors."""
         rows, traces = self.errors.rows, {replay.trace for replay in self.recorded}
         parts = [f"{len(traces):,} recorded runs replayed"] if traces else []
         if rows:
@@ -248,13 +248,15 @@ class ServingAccuracyReport(Result):
         return ", ".join(parts) or "nothing evaluated"
 
     def to_json(self) -> bytes:
-        """Return the document of ``--json``: ``hespas.serving_accuracy/1``."""
+        """Return the JSON document that ``--json`` writes, of schema ``hespas.serving_accuracy/1``."""
         from hespas.studies.serving import serving_json
 
         return serving_json(self.errors, self.recorded, self.inputs, self.diagnostics)
 
     def table(self) -> Table:
-        """Return one row per run of the table; without a table, one row per recorded run."""
+        """Return the result as a table with one row per run of the table; without a table, one row per
+        recorded run.
+        """
         document = self.to_dict()
         return table_from_records(document["rows"] or document["recorded"])
 

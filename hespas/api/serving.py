@@ -348,7 +348,7 @@ class ServingResult(Result):
         return tokens / self.makespan_ns * 1e9 if self.makespan_ns > 0 else nan
 
     def headline(self) -> str:
-        """Return throughput, mean TTFT and mean TPOT."""
+        """Return the summary line: throughput, mean TTFT and mean TPOT."""
         tpot = self.tpot_ns[~np.isnan(self.tpot_ns)]
         mean_tpot = float(tpot.mean()) if len(tpot) else nan
         return (
@@ -421,11 +421,11 @@ class ServingResult(Result):
         )
 
     def to_json(self) -> bytes:
-        """Return the document of ``--json``: ``hespas.serving/1``."""
+        """Return the JSON document that ``--json`` writes, of schema ``hespas.serving/1``."""
         return document_bytes(self.document())
 
     def table(self) -> Table:
-        """Return one row per request, in order of arrival."""
+        """Return the result as a table with one row per request, in order of arrival."""
         arrival = self._column("arrival_ns")
         columns = {
             "arrival_s": arrival / 1e9,

@@ -79,7 +79,7 @@ class SimulationResult(Result, Simulation):
         return f"{self.system}, {self.hardware}" if self.system and self.hardware else self.hardware
 
     def headline(self) -> str:
-        """Return the time of a step, its interval, the number of ranks and the rates."""
+        """Return the summary line: the time of a step, its interval, the number of ranks and the rates."""
         least = "at least " if self.is_lower_bound else ""
         where = f" on {self.hardware}" if self.hardware else ""
         ranks = sum(result.num_ranks for result in self.classes)
@@ -100,11 +100,11 @@ class SimulationResult(Result, Simulation):
         return f"{self.source}{where}, {summary} of {ranks:,} ranks{rates}"
 
     def to_json(self) -> bytes:
-        """Return the document of ``--json``: ``hespas.simulate/1``."""
+        """Return the JSON document that ``--json`` writes, of schema ``hespas.simulate/1``."""
         return document_bytes(simulation_document(self))
 
     def table(self) -> Table:
-        """Return one row per rank."""
+        """Return the result as a table with one row per rank."""
         rows = [asdict(row) for row in _rank_rows(self)]
         names = [name for name in _RankRow.__struct_fields__ if not rows or rows[0][name] is not UNSET]
         return table_from_records(rows, names)
@@ -353,7 +353,7 @@ class _RankRow(msgspec.Struct, frozen=True):
 
 
 class SimulationDocument(Document, frozen=True, kw_only=True):
-    """Document of ``hespas simulate --json``.
+    """JSON document of ``hespas simulate --json``.
 
     ``step_ns`` is the time of the whole graph. For a recording it is the span of its ``recorded_steps``
     (null: not a recording, 0: without step annotations); ``recorded_step_ns`` is then the time of one step

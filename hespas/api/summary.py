@@ -232,7 +232,9 @@ class Summary(Result):
     diagnostics: Diagnostics = field(default_factory=Diagnostics)
 
     def headline(self) -> str:
-        """Return the name, the format, and the numbers of ranks and operations, or of events."""
+        """Return the summary line: the name, the format, and the numbers of ranks and operations, or
+        of events.
+        """
         name = f"{self.source or self.name} ({self.format})"
         if self.profile is not None:
             return f"{name}, {self.profile.events:,} events on {self.profile.device or 'an unnamed device'}"
@@ -240,11 +242,13 @@ class Summary(Result):
         return f"{name}, {self.num_ranks:,} ranks in {len(self.classes):,} classes, {nodes:,} operations"
 
     def to_json(self) -> bytes:
-        """Return the document of ``--json``: ``hespas.view/1``."""
+        """Return the JSON document that ``--json`` writes, of schema ``hespas.view/1``."""
         return document_bytes(summary_document(self))
 
     def table(self) -> Table:
-        """Return one row per operation by name and rank class (of a profile by name), the longest first."""
+        """Return the result as a table with one row per operation by name and rank class (of a profile
+        by name), the longest first.
+        """
         if self.profile is not None:
             return table_from_records([asdict(row) for row in self.profile.by_op])
         return table_from_records(
@@ -452,7 +456,7 @@ def _event_rows(profile: Profile, key: NDArray[np.int32]) -> tuple[OpRow, ...]:
 
 
 class SummaryDocument(Document, frozen=True, kw_only=True):
-    """Document of ``hespas view --json``."""
+    """JSON document of ``hespas view --json``."""
 
     schema: Literal["hespas.view/1"] = "hespas.view/1"
     name: str

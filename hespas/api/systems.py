@@ -52,7 +52,7 @@ class DimensionRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SystemDocument(Document, frozen=True, kw_only=True):
-    """Document of ``hespas hardware system --json``."""
+    """JSON document of ``hespas hardware system --json``."""
 
     schema: Literal["hespas.system/1"] = "hespas.system/1"
     name: str
@@ -70,12 +70,12 @@ class SystemResult(Result):
     diagnostics: Diagnostics
 
     def headline(self) -> str:
-        """Return the name, the shape and the device."""
+        """Return the summary line: the name, the shape and the device."""
         shape = "x".join("any" if size < 0 else str(size) for size in self.system.shape)
         return f"{self.system.name}, {shape} {self.system.device or 'devices'}"
 
     def to_json(self) -> bytes:
-        """Return the document of ``--json``: ``hespas.system/1``."""
+        """Return the JSON document that ``--json`` writes, of schema ``hespas.system/1``."""
         return document_bytes(self.document())
 
     def document(self) -> SystemDocument:
@@ -91,7 +91,7 @@ class SystemResult(Result):
         )
 
     def table(self) -> Table:
-        """Return one row per dimension, innermost first."""
+        """Return the result as a table with one row per dimension, innermost first."""
         rows = [msgspec.structs.asdict(row) for row in _dimension_rows(self.system)]
         return table_from_records(rows, DimensionRow.__struct_fields__)
 
@@ -171,7 +171,7 @@ def _dimension_rows(system: System) -> list[DimensionRow]:
 
 
 class EstimatorsDocument(Document, frozen=True, kw_only=True):
-    """Document of ``hespas estimators --json``."""
+    """JSON document of ``hespas estimators --json``."""
 
     schema: Literal["hespas.estimators/1"] = "hespas.estimators/1"
     estimators: list[ListedEstimator]
@@ -228,7 +228,7 @@ class _ListedSystem(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DevicesDocument(Document, frozen=True, kw_only=True):
-    """Document of ``hespas hardware list --json``."""
+    """JSON document of ``hespas hardware list --json``."""
 
     schema: Literal["hespas.devices/1"] = "hespas.devices/1"
     devices: list[_ListedDevice]

@@ -61,18 +61,20 @@ class TableEstimates(Result):
     diagnostics: Diagnostics
 
     def headline(self) -> str:
-        """Return table, device, estimator, number of operations and total time."""
+        """Return the summary line: table, device, estimator, number of operations and total time."""
         total_ns = known_sum(np.array([row.duration_ns for row in self.totals]))
         rows = len(self.prediction.duration_ns)
         by = f"{self.path} on {self.hardware} by {self.estimator}"
         return f"{by}, {rows:,} operations, {total_ns / 1e6:,.3f} ms"
 
     def to_json(self) -> bytes:
-        """Return the document of ``--json``: ``hespas.estimate_table/1``."""
+        """Return the JSON document that ``--json`` writes, of schema ``hespas.estimate_table/1``."""
         return document_bytes(table_estimate_document(self))
 
     def table(self) -> Table:
-        """Return one row per row of the table, with the columns that ``--out`` adds to it."""
+        """Return the result as a table with one row per row of the table, with the columns that
+        ``--out`` adds to it.
+        """
         return _estimate_table(self, slice(None))
 
 
@@ -251,7 +253,7 @@ class _TableJob:
 
 
 class TableDocument(Document, frozen=True, kw_only=True):
-    """Document of ``hespas estimate --table --json``."""
+    """JSON document of ``hespas estimate --table --json``."""
 
     schema: Literal["hespas.estimate_table/1"] = "hespas.estimate_table/1"
     hardware: str

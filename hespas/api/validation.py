@@ -107,7 +107,7 @@ class AccuracyReport(Result):
         return self.details.exceeded(self.limits)
 
     def headline(self) -> str:
-        """Return the error of each estimator over distinct shapes."""
+        """Return the summary line: the error of each estimator over distinct shapes."""
         rows = (
             f"{row.estimator} on {row.hardware}: MAPE {row.errors.mape:.1%}"
             for row in self.summary
@@ -117,13 +117,13 @@ class AccuracyReport(Result):
         return ", ".join(rows) or "nothing compared"
 
     def to_json(self) -> bytes:
-        """Return the document of ``--json``: ``hespas.accuracy/1``."""
+        """Return the JSON document that ``--json`` writes, of schema ``hespas.accuracy/1``."""
         from hespas.validators.accuracy import accuracy_json
 
         return accuracy_json(self.details, self.limits)
 
     def table(self) -> Table:
-        """Return one row per estimator, device, operation class, size and level."""
+        """Return a table with one row per estimator, device, operation class, size and level."""
         return table_from_records(self.to_dict()["summary"])
 
     def write(self, folder: _Path, *, overwrite: bool = False) -> None:
@@ -355,18 +355,18 @@ class CalibrationReport(Result):
         return self.details.fits
 
     def headline(self) -> str:
-        """Return the device, the numbers of fits and learned models, and the estimators."""
+        """Return the summary line: the device, the numbers of fits and learned models, and the estimators."""
         count = f"{len(self.fits):,} fits, {len(self.details.models):,} learned models"
         return f"{self.device.name}, {count} of {', '.join(self.details.estimators)}"
 
     def to_json(self) -> bytes:
-        """Return the document of ``--json``: ``hespas.calibrate/1``."""
+        """Return the JSON document that ``--json`` writes, of schema ``hespas.calibrate/1``."""
         from hespas.validators.calibration import calibration_json
 
         return calibration_json(self.details, self.inputs)
 
     def table(self) -> Table:
-        """Return one row per fit."""
+        """Return the result as a table with one row per fit."""
         return table_from_records(self.to_dict()["fits"])
 
     def write(self, path: _Path, *, overwrite: bool = False) -> Path:
@@ -496,18 +496,18 @@ class SuggestionReport(Result):
         return self.details.device
 
     def headline(self) -> str:
-        """Return the device, and the number of shapes by kind and element type."""
+        """Return the summary line: the device, and the number of shapes by kind and element type."""
         counts = ", ".join(f"{row.shapes:,} of {row.kind} in {row.dtype}" for row in self.details.classes)
         return f"{self.device.name}, {counts}"
 
     def to_json(self) -> bytes:
-        """Return the document of ``--json``: ``hespas.suggest/1``."""
+        """Return the JSON document that ``--json`` writes, of schema ``hespas.suggest/1``."""
         from hespas.validators.calibration import suggestion_json
 
         return suggestion_json(self.details, self.inputs)
 
     def table(self) -> Table:
-        """Return one row per shape, the most informative first, as ``write`` writes it; its time is NaN."""
+        """Return a table with one row per shape, the most informative first; its time is NaN."""
         frame = self.details.frame
         columns = {str(name): frame[name].tolist() for name in frame.columns}
         return Table(tuple(map(column_of, columns)), columns)
@@ -599,19 +599,19 @@ class ComparisonReport(Result):
         return self.details.exceeded(self.max_regression)
 
     def headline(self) -> str:
-        """Return the numbers of figures that got worse and better."""
+        """Return the summary line: the numbers of figures that got worse and better."""
         grown = sum(change.difference > 0 for change in self.details.changes)
         shrunk = sum(change.difference < 0 for change in self.details.changes)
         return f"{len(self.details.changes):,} figures, {grown:,} worse, {shrunk:,} better"
 
     def to_json(self) -> bytes:
-        """Return the document of ``--json``: ``hespas.compare/1``."""
+        """Return the JSON document that ``--json`` writes, of schema ``hespas.compare/1``."""
         from hespas.validators.accuracy import comparison_json
 
         return comparison_json(self.details, self.max_regression)
 
     def table(self) -> Table:
-        """Return one row per figure of both reports."""
+        """Return the result as a table with one row per figure of both reports."""
         return table_from_records(self.to_dict()["changes"])
 
 

@@ -58,7 +58,7 @@ _PartName = Literal["step", "critical path by class", "critical path by resource
 
 
 class GridDocument(Document, frozen=True, kw_only=True):
-    """Document of ``hespas simulate --grid``."""
+    """JSON document of ``hespas simulate --grid``."""
 
     schema: Literal["hespas.grid/1"] = "hespas.grid/1"
     axes: dict[str, list[GridValue]]
@@ -78,7 +78,7 @@ class GridResult(Result):
     diagnostics: Diagnostics
 
     def headline(self) -> str:
-        """Return the number of rows, and the row with the shortest step."""
+        """Return the summary line: the number of rows, and the row with the shortest step."""
         failed = sum(bool(row.fault) for row in self.rows)
         counts = f"{len(self.rows):,} row{'s' * (len(self.rows) != 1)}, {failed:,} without a time"
         best = min(
@@ -105,7 +105,7 @@ class GridResult(Result):
         )
 
     def to_json(self) -> bytes:
-        """Return the document of ``--json``: ``hespas.grid/1``."""
+        """Return the JSON document that ``--json`` writes, of schema ``hespas.grid/1``."""
         return document_bytes(self.document())
 
     def table(self) -> Table:
@@ -336,7 +336,7 @@ class DifferenceRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunDifferenceDocument(Document, frozen=True, kw_only=True):
-    """Document of ``hespas simulate --compare``."""
+    """JSON document of ``hespas simulate --compare``."""
 
     schema: Literal["hespas.run_difference/1"] = "hespas.run_difference/1"
     rows: list[DifferenceRow]
@@ -351,7 +351,7 @@ class RunDifference(Result):
     diagnostics: Diagnostics
 
     def headline(self) -> str:
-        """Return the step times of both runs."""
+        """Return the summary line: the step times of both runs."""
         step = self.rows[0]
         change = step.difference_ns / step.before_ns if step.before_ns > 0 else nan
         before, after = (
@@ -367,11 +367,11 @@ class RunDifference(Result):
         )
 
     def to_json(self) -> bytes:
-        """Return the document of ``--json``: ``hespas.run_difference/1``."""
+        """Return the JSON document that ``--json`` writes, of schema ``hespas.run_difference/1``."""
         return document_bytes(self.document())
 
     def table(self) -> Table:
-        """Return one row per part and name."""
+        """Return the result as a table with one row per part and name."""
         times = (column_of(name) for name in ("before_ns", "after_ns", "difference_ns"))
         rows = ((row.part, row.name, row.before_ns, row.after_ns, row.difference_ns) for row in self.rows)
         return table_from_rows((Column("part"), Column("name", kind="code"), *times), rows)

@@ -81,8 +81,8 @@ def _applied(op: Operation, op_class: OpClass, times: float, flops: float, trans
 
 
 def reduce(op: Operation) -> Cost:
-    """Count one application of the reducer per removed element (inputs minus results). Bytes include **all**
-    inputs and initial values.
+    """Return the cost of a reduction: one application of the reducer per removed element (inputs minus
+    results). Bytes include all inputs and initial values.
     """
     if not isinstance(op.attributes, BodyAttributes) or not op.operands:
         return unknown_cost(op, OpClass.REDUCTION)
@@ -111,7 +111,9 @@ def reduce_window(op: Operation) -> Cost:
 
 
 def select_and_scatter(op: Operation) -> Cost:
-    """Count window elements - 1 comparisons and one application of the scatter body per source element."""
+    """Return the cost of ``select_and_scatter`` (gradient of max pooling): window elements - 1 comparisons
+    and one application of the scatter body per source element.
+    """
     attributes = op.attributes
     if not isinstance(attributes, SelectScatterAttributes):
         return unknown_cost(op, OpClass.WINDOW)
@@ -122,7 +124,7 @@ def select_and_scatter(op: Operation) -> Cost:
 
 
 def map_body(op: Operation) -> Cost:
-    """Count one application of the body per element."""
+    """Return the cost of a map: one application of the body per element."""
     if not isinstance(op.attributes, BodyAttributes):
         return unknown_cost(op, OpClass.MAP)
     body = op.attributes.body
@@ -130,7 +132,7 @@ def map_body(op: Operation) -> Cost:
 
 
 def scan(op: Operation) -> Cost:
-    """Count one application of the body per slice along the scanned dimension."""
+    """Return the cost of a scan: one application of the body per slice along the scanned dimension."""
     if not isinstance(op.attributes, BodyAttributes) or not op.operands:
         return unknown_cost(op, OpClass.REDUCTION)
     trips = float(op.attributes.extent) if op.attributes.extent >= 0 else nan
@@ -153,7 +155,7 @@ def batch_norm(per_element: int) -> Rule:
 
 
 def _comparisons(op: Operation, extent: int, depth: int, body: Body) -> Cost:
-    """Count ``depth`` comparisons per element of the first operand. The cost is unknown if ``extent`` is
+    """Return a cost of ``depth`` comparisons per element of the first operand. It is unknown if ``extent`` is
     unknown.
     """
     times = op.operands[0].elements * depth if extent >= 0 else nan
@@ -161,7 +163,9 @@ def _comparisons(op: Operation, extent: int, depth: int, body: Body) -> Cost:
 
 
 def sort(op: Operation) -> Cost:
-    """Count elements x ceil(log2 extent) comparisons. Inputs are read once and outputs written once."""
+    """Return the cost of a sort: elements x ceil(log2 extent) comparisons. Inputs are read once and outputs
+    written once.
+    """
     if not isinstance(op.attributes, BodyAttributes) or not op.operands:
         return unknown_cost(op, OpClass.SORT)
     extent = op.attributes.extent
@@ -170,7 +174,7 @@ def sort(op: Operation) -> Cost:
 
 
 def top_k(op: Operation) -> Cost:
-    """Count elements x ceil(log2 k) comparisons, at least one per element."""
+    """Return the cost of top-k: elements x ceil(log2 k) comparisons, at least one per element."""
     if not isinstance(op.attributes, TopKAttributes) or not op.operands:
         return unknown_cost(op, OpClass.SORT)
     depth = max(ceil(log2(op.attributes.k)), 1) if op.attributes.k > 0 else 0

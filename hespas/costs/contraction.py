@@ -158,7 +158,7 @@ def _accumulator(types: tuple[Tensor, Tensor, Tensor], bits: int) -> DType | Non
 
 
 def _rescaling_flops(types: tuple[Tensor, Tensor, Tensor]) -> float:
-    """Return the FLOPs that convert quantised values to floats, or results back to quantised values."""
+    """Return the FLOPs of converting quantised values to floats, or results back to quantised values."""
     lhs, rhs, result = types
     if rhs.expressed is None:
         return 0.0
@@ -169,7 +169,7 @@ def _rescaling_flops(types: tuple[Tensor, Tensor, Tensor]) -> float:
 
 
 def _matrix_extents(lhs: Tensor, rhs: Tensor, attributes: DotAttributes) -> tuple[int, int, int, int]:
-    """Return (batch, M, N, K) of a product; -1 where an extent is unknown."""
+    """Return the extents batch, M, N and K of a matrix product; -1 for an unknown extent."""
     lhs_fixed = {*attributes.lhs_batch, *attributes.lhs_contracting}
     rhs_fixed = {*attributes.rhs_batch, *attributes.rhs_contracting}
     parts = (
@@ -207,13 +207,15 @@ def _is_product(lhs: Tensor, rhs: Tensor, attributes: DotAttributes) -> bool:
 
 
 def _known_extent(left: int, right: int) -> int:
-    """Return the extent of a dimension that both operands have. One of the operands may leave it unknown."""
+    """Return the extent of a dimension that both operands of a product have. One of the operands may leave it
+    unknown.
+    """
     return left if left >= 0 else right
 
 
 def dot(op: Operation) -> Cost:
-    """Count 2 x batch x M x N x K FLOPs. By default the last dimension of lhs and the first of rhs are
-    contracted.
+    """Return the cost of a matrix product: 2 x batch x M x N x K FLOPs. By default the last dimension of lhs
+    and the first of rhs are contracted.
     """
     lhs, rhs = op.operands[0], op.operands[1]
     attributes = op.attributes
@@ -252,7 +254,7 @@ def ragged_dot(op: Operation) -> Cost:
 
 
 def einsum(op: Operation) -> Cost:
-    """Return the cost of an einsum: of two operands as one product, of one operand as sums."""
+    """Return the cost of an einsum: for two operands that of one product, for one operand that of sums."""
     if not isinstance(op.attributes, EinsumAttributes):
         return unknown_cost(op, OpClass.CONTRACTION)
     left, arrow, output = op.attributes.equation.replace(" ", "").partition("->")
@@ -398,5 +400,5 @@ def convolution_cost(
 
 
 def _product(extents: list[int]) -> int:
-    """Return the product of extents; -1 if one of them is unknown."""
+    """Return the product of several extents; -1 if one of them is unknown."""
     return DYNAMIC if min(extents, default=1) < 0 else prod(extents)

@@ -35,7 +35,7 @@ __all__ = ["custom_call", "is_known_target"]
 
 
 class _GemmDims(msgspec.Struct, frozen=True):
-    """Dimension numbers of a product, as in the backend configuration."""
+    """Dimension numbers of a matrix product in the backend configuration of a custom call."""
 
     lhs_contracting_dimensions: tuple[int, ...] = ()
     rhs_contracting_dimensions: tuple[int, ...] = ()
@@ -44,32 +44,32 @@ class _GemmDims(msgspec.Struct, frozen=True):
 
 
 class _PrecisionConfig(msgspec.Struct, frozen=True):
-    """Precision of each operand, as in the backend configuration."""
+    """Precision of each operand in the backend configuration of a custom call."""
 
     operand_precision: tuple[str, ...] = ()
 
 
 class _GemmConfig(msgspec.Struct, frozen=True):
-    """Backend configuration of a matrix product of a library."""
+    """Backend configuration of a custom call that is a matrix product of a library (cuBLAS)."""
 
     dot_dimension_numbers: _GemmDims | None = None
     precision_config: _PrecisionConfig = _PrecisionConfig()
 
 
 class _ShapeConfig(msgspec.Struct, frozen=True):
-    """Shape of a tensor."""
+    """Shape of a tensor in the backend configuration of a custom call."""
 
     dimensions: tuple[int, ...] = ()
 
 
 class _AttentionConfig(msgspec.Struct, frozen=True):
-    """Configuration of fused attention: the shape of its scores."""
+    """Configuration of a custom call that is fused attention: the shape of its scores."""
 
     intermediate_tensor_shape: _ShapeConfig = _ShapeConfig()
 
 
 class _CostEstimate(msgspec.Struct, frozen=True):
-    """Cost estimate that the author of a kernel states."""
+    """Cost estimate in a custom call that the author of its kernel states."""
 
     flops: float = nan
     transcendentals: float = 0.0
@@ -77,7 +77,7 @@ class _CostEstimate(msgspec.Struct, frozen=True):
 
 
 class _KernelConfig(msgspec.Struct, frozen=True):
-    """Backend configuration of a hand-written kernel."""
+    """Backend configuration of a custom call that is a hand-written kernel (such as Pallas)."""
 
     cost_estimate: _CostEstimate | None = None
 
@@ -92,7 +92,7 @@ class _BackendConfig(msgspec.Struct, frozen=True):
 
 
 def _parse_config(text: str) -> _BackendConfig | None:
-    """Return the backend configuration; None for invalid JSON."""
+    """Parse the backend configuration of a custom call; return None for invalid JSON."""
     try:
         return msgspec.json.decode(text.encode(), type=_BackendConfig, strict=False)
     except (msgspec.MsgspecError, UnicodeEncodeError):

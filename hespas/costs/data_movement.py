@@ -39,8 +39,8 @@ def bitcast_convert(op: Operation) -> Cost:
 
 
 def broadcast(op: Operation) -> Cost:
-    """Count no traffic by default, because consumers fuse a broadcast. Otherwise count the operand as read
-    and the result as written.
+    """Return the cost of a broadcast. By default it moves no data, because consumers fuse it. Otherwise the
+    operand is read and the result written.
     """
     if isinstance(op.attributes, BroadcastAttributes) and op.attributes.materialised:
         return move_cost(op, OpClass.BROADCAST)
@@ -48,14 +48,14 @@ def broadcast(op: Operation) -> Cost:
 
 
 def slice_read(op: Operation) -> Cost:
-    """Count the slice as read and written, and the start indices as read."""
+    """Return the cost of reading a slice: the slice is read and written, and the start indices are read."""
     indices = sum(tensor.bytes for tensor in op.operands[1:])
     return Cost(OpClass.SLICE, bytes_read=op.written_bytes + indices, bytes_written=op.written_bytes)
 
 
 def update_slice(op: Operation) -> Cost:
-    """Count the update as read and written. If the update is not in place, the whole operand is also
-    copied.
+    """Return the cost of updating a slice: the update is read and written. If it is not in place, the whole
+    operand is also copied.
     """
     operand, update = op.operands[0].bytes, op.operands[1].bytes
     indices = sum(tensor.bytes for tensor in op.operands[_INDEX_OPERANDS_OF_UPDATE:])
@@ -65,7 +65,9 @@ def update_slice(op: Operation) -> Cost:
 
 
 def gather(op: Operation) -> Cost:
-    """Count indices and gathered elements (at most the operand) as read, the result as written."""
+    """Return the cost of a gather: indices and gathered elements (at most the operand) are read, the result
+    is written.
+    """
     indices = sum(tensor.bytes for tensor in op.operands[1:])
     picked = min(op.written_bytes, op.operands[0].bytes) if op.operands else nan
     return Cost(OpClass.GATHER, bytes_read=indices + picked, bytes_written=op.written_bytes)

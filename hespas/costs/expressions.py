@@ -39,7 +39,7 @@ _OPERATORS: Mapping[str, Callable[[Any, Any], Any]] = {
 
 
 class FormulaError(ValueError):
-    """Syntax error of an expression; ``position`` is the index of the wrong character, from 0."""
+    """Syntax error in a formula; ``position`` is the index of the wrong character, from 0."""
 
     def __init__(self, message: str, position: int) -> None:
         super().__init__(message)
@@ -47,7 +47,7 @@ class FormulaError(ValueError):
 
 
 class ExpressionToken(NamedTuple):
-    """Token of an expression: a number, a name, an operator or bracket, or the end."""
+    """Token of a formula: a number, a name, an operator or bracket, or the end."""
 
     kind: str
     text: str
@@ -102,19 +102,21 @@ class ExpressionParser(Generic[_Context]):
         return self.tokens[self.at]
 
     def take(self, *marks: str) -> ExpressionToken | None:
-        """Return the next token and move past it if it is one of ``marks``; otherwise return None."""
+        """Return the next token and move past it if it is one of the given ``marks``; otherwise return
+        None.
+        """
         if self.next.kind != "mark" or self.next.text not in marks:
             return None
         self.at += 1
         return self.tokens[self.at - 1]
 
     def need(self, mark: str) -> None:
-        """Move past the token ``mark``. Raises ``FormulaError`` if the next token is another one."""
+        """Move past the next token, which must be ``mark``. Raises ``FormulaError`` otherwise."""
         if self.take(mark) is None:
             raise self.unexpected(repr(mark))
 
     def unexpected(self, expected: str) -> FormulaError:
-        """Return an error about the next token, with ``expected`` as the alternative."""
+        """Return an error that names the next token as unexpected, and ``expected`` as the alternative."""
         is_end = self.next.kind == "end"
         problem = "the expression is incomplete" if is_end else f"unexpected {self.next.text!r}"
         return FormulaError(f"{problem}: {expected} is expected here", self.next.position)

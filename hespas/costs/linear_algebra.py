@@ -77,7 +77,9 @@ def lapack(routine: str) -> Rule:
 
 
 def triangular_solve(op: Operation) -> Cost:
-    """Count batch x n^2 x k for an n x n matrix and k right-hand sides."""
+    """Return the cost of a triangular solve: batch x n^2 x k FLOPs for an n x n matrix and k right-hand
+    sides.
+    """
     left_side = op.attributes.left_side if isinstance(op.attributes, SolveAttributes) else True
     if len(op.operands) < 2 or len(op.operands[0].shape) < 2 or len(op.operands[1].shape) < 2:
         return unknown_cost(op, OpClass.LINALG)
@@ -87,7 +89,9 @@ def triangular_solve(op: Operation) -> Cost:
 
 
 def fft(op: Operation) -> Cost:
-    """Count 5 L log2 L per complex transform over ``lengths``, half for a real one."""
+    """Return the cost of a Fourier transform: 5 L log2 L FLOPs per complex transform over ``lengths``, half
+    for a real one.
+    """
     attributes = op.attributes
     if not isinstance(attributes, FftAttributes) or not op.operands:
         return unknown_cost(op, OpClass.FFT)

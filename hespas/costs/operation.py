@@ -139,8 +139,8 @@ class DotAttributes(NamedTuple):
 
 
 class RaggedDotAttributes(NamedTuple):
-    """Grouped matrix product. ``dot`` are the dimension numbers of all groups together; ``ragged_lhs`` is the
-    dimension of the left operand that is split into groups.
+    """Attributes of a grouped matrix product. ``dot`` are the dimension numbers of all groups together;
+    ``ragged_lhs`` is the dimension of the left operand that is split into groups.
     """
 
     dot: DotAttributes
@@ -189,8 +189,8 @@ class ConvAttributes(NamedTuple):
 
 
 class BodyAttributes(NamedTuple):
-    """Body of a reduction, sort, scan or map. ``extent`` is the size of the dimension that it works along
-    (-1: unknown, or none).
+    """Attributes of an operation with a scalar body: reduction, sort, scan or map. ``extent`` is the size of
+    the dimension along which it works (-1: unknown, or none).
     """
 
     body: Body
@@ -198,7 +198,7 @@ class BodyAttributes(NamedTuple):
 
 
 class WindowAttributes(NamedTuple):
-    """Windowed reduction; ``window`` has one entry for each dimension of the operand."""
+    """Attributes of a windowed reduction; ``window`` has one entry for each dimension of the operand."""
 
     body: Body
     window: tuple[WindowDim, ...]
@@ -215,7 +215,9 @@ class SelectScatterAttributes(NamedTuple):
 
 
 class TopKAttributes(NamedTuple):
-    """Selection of the ``k`` largest elements along the last dimension."""
+    """Attributes of ``top_k``: ``k`` is the number of largest elements that are selected along the last
+    dimension.
+    """
 
     k: int
 
@@ -232,20 +234,24 @@ class ScatterAttributes(NamedTuple):
 
 
 class UpdateAttributes(NamedTuple):
-    """Update of a slice. ``in_place``: the operand is not read later, so that only the update is written."""
+    """Attributes of a slice update. ``in_place``: the operand is not read later, so that only the update is
+    written.
+    """
 
     in_place: bool
 
 
 class BroadcastAttributes(NamedTuple):
-    """Broadcast. ``materialised``: the result is written to memory; otherwise consumers fuse it."""
+    """Attributes of a broadcast. ``materialised``: the result is written to memory; otherwise consumers fuse
+    it.
+    """
 
     materialised: bool
 
 
 class FftAttributes(NamedTuple):
-    """Fourier transform. ``kind`` is ``FFT``, ``IFFT``, ``RFFT`` or ``IRFFT``; ``lengths`` are the
-    transformed extents, the last one fastest.
+    """Attributes of a Fourier transform. ``kind`` is ``FFT``, ``IFFT``, ``RFFT`` or ``IRFFT``; ``lengths``
+    are the transformed extents, the last one fastest.
     """
 
     kind: str
@@ -253,7 +259,7 @@ class FftAttributes(NamedTuple):
 
 
 class SolveAttributes(NamedTuple):
-    """Triangular solve. ``left_side``: solve ``a x = b``; otherwise ``x a = b``."""
+    """Attributes of a triangular solve. ``left_side``: solve ``a x = b``; otherwise ``x a = b``."""
 
     left_side: bool = True
 
@@ -301,13 +307,13 @@ class Operation(NamedTuple):
 
     @property
     def read_bytes(self) -> float:
-        """Bytes of the distinct operands."""
+        """Return the bytes of the distinct operands."""
         repeated = frozenset(self.repeated)
         return sum(tensor.bytes for position, tensor in enumerate(self.operands) if position not in repeated)
 
     @property
     def written_bytes(self) -> float:
-        """Bytes of all results."""
+        """Return the bytes of all results."""
         return sum(tensor.bytes for tensor in self.results)
 
 
@@ -334,7 +340,9 @@ class Contraction:
 
     @property
     def attributes(self) -> dict[str, str]:
-        """Figures that have no column in the table and are stored as attributes of the node."""
+        """Return the figures that have no column in the contraction table and are stored as attributes of the
+        node.
+        """
         attributes: dict[str, str] = {}
         if self.accumulator_bits >= 0:
             attributes[ACCUMULATOR_BITS] = str(self.accumulator_bits)
@@ -358,7 +366,7 @@ class Cost:
 
     @property
     def is_known(self) -> bool:
-        """True if no figure is NaN."""
+        """Return True if no figure is NaN."""
         total = self.flops + self.transcendentals + self.bytes_read + self.bytes_written
         return not isnan(total)
 
@@ -481,7 +489,7 @@ def branch_ns(cost: Cost, *, is_kernel: bool = True) -> float:
 
 
 def is_complex(tensor: Tensor) -> bool:
-    """Return True if elements are complex."""
+    """Return True if the tensor has complex elements."""
     return tensor.dtype is not None and tensor.dtype.kind is DTypeKind.COMPLEX
 
 

@@ -162,8 +162,8 @@ def _rounds_to_tf32(device: Device) -> bool:
 
 
 def _as_written(graph: OpGraph, device: Device, diagnostics: Diagnostics) -> OpGraph:
-    """Return the graph with products in the narrow types of the source program, where a CPU compiler had
-    widened them to f32. The added conversions are removed.
+    """Return the graph with products in the narrow types of the source program. A CPU compiler may have
+    widened them to f32; its conversions are removed.
     """
     key = {row for row in np.unique(graph.extra.key).tolist() if graph.strings[row] == SOURCE_DTYPE}
     rows = np.flatnonzero(np.isin(graph.extra.key, list(key)) & (graph.extra.node >= 0)).tolist()
@@ -287,7 +287,9 @@ def _settle(
     missing: MissingPolicy,
     diagnostics: Diagnostics,
 ) -> NDArray[np.float64]:
-    """Apply the policy ``missing`` to the nodes in the mask ``unknown``, and return the new durations."""
+    """Apply the policy ``missing`` (keep unknown, error, or 0) to the nodes in the mask ``unknown``, and
+    return the new durations.
+    """
     count = int(unknown.sum())
     listed = _operations(graph, unknown)
     if missing == "error":
@@ -309,8 +311,8 @@ def _settle(
 
 
 def _operations(graph: OpGraph, nodes: NDArray[np.bool_]) -> str:
-    """Return a text that lists the operation names of some nodes with their counts, most frequent first, and
-    the location of the first node.
+    """Return text for a message that lists the operation names of some nodes with their counts, most frequent
+    first, and the location of the first node.
     """
     rows = Counter[int](graph.op_id[nodes].tolist())
     parts: list[str] = []

@@ -353,7 +353,7 @@ class FitIndex:
         return None
 
     def is_timed_with_events(self, fit: Fit) -> bool:
-        """Return True if the measured times of a fit include the launches by the host. For the whole chip's
+        """Return True if the measured times behind a fit include launches by the host. For the whole chip's
         fit, return True if the fits of all its kernels do.
         """
         if fit.variant != ANY:

@@ -68,7 +68,7 @@ class CollectiveLine:
     ns_per_byte: tuple[float, ...]
 
     def time_ns(self, message_bytes: FloatArray) -> FloatArray:
-        """Return the time of messages, shape ``(messages,)``."""
+        """Return the time of messages on this line, shape ``(messages,)``."""
         values: FloatArray = np.array((self.t0_ns, *self.ns_per_byte), np.float64)
         return np.asarray(basis(message_bytes, self.knees_bytes) @ values, np.float64)
 
@@ -86,7 +86,7 @@ class StartAndMoved(NamedTuple):
 
     @property
     def time_ns(self) -> FloatArray:
-        """Sum of the start and the time to move the bytes [ns]."""
+        """Return the sum of the start and the time to move the bytes [ns]."""
         return self.start_ns + self.moved_ns
 
 
@@ -127,8 +127,8 @@ class CollectiveLines:
     rises: bool = True
 
     def inside(self, layout: RankLayout, message_bytes: FloatArray) -> FloatArray | None:
-        """Return the time on a measured layout, or interpolate between fewer and more ranks on the same
-        number of nodes. Return None for any other layout.
+        """Return the time on a measured layout of ranks, or interpolate between fewer and more ranks on the
+        same number of nodes. Return None for any other layout.
         """
         if layout in self.by_layout:
             return self._time_ns(layout, message_bytes)
@@ -204,8 +204,8 @@ class CollectiveLines:
         return StartAndMoved(start, moved, 0.0)
 
     def _time_ns(self, layout: RankLayout, message_bytes: FloatArray) -> FloatArray:
-        """Return the time of messages on a measured layout. If ``rises``, it is at least the time on fewer
-        ranks of a node.
+        """Return the time of messages on a measured layout of ranks. If ``rises`` is set, it is at least the
+        time on fewer ranks of a node.
         """
         time = self._of_line(layout, message_bytes)
         if layout.nodes == 1 and self.rises:
@@ -245,8 +245,8 @@ class CollectiveLines:
         return min(max((ratio - 1) / levels, 0.0), _MOST_GROWTH) if levels > 0 else _MOST_GROWTH
 
     def _slower(self, near: RankLayout, layout: RankLayout, device: Device) -> float:
-        """Return the ratio of two bandwidths: of the link on which ``near`` was measured, over the link that
-        ``layout`` uses on ``device``.
+        """Return by how much the link of ``near``, on which times were measured, is faster than the link that
+        ``layout`` uses on ``device`` (ratio of bandwidths).
         """
         measured, link = link_of(self.device, near), link_of(device, layout)
         if measured is None or link is None:
@@ -265,7 +265,7 @@ def _doublings(one: RankLayout, other: RankLayout) -> float:
 
 
 def _whole_share(op: str, ranks: float) -> float:
-    """Return the bytes that a rank sends per byte of the whole buffer."""
+    """Return the bytes that a rank sends for each byte of the whole buffer of a collective."""
     return sent_share(op, ranks) / (ranks if op == "all_gather" else 1.0)
 
 
@@ -308,7 +308,7 @@ def lines_of(fit: Fit) -> dict[RankLayout, CollectiveLine]:
 
 
 def _numbered(values: dict[str, float], name: str) -> Iterable[float]:
-    """Yield the values of the parameters ``name1``, ``name2``, ... until one is missing."""
+    """Yield the values of the fit parameters ``name1``, ``name2``, ... until one is missing."""
     number = 1
     while (value := values.get(name.format(number))) is not None:
         yield value
@@ -316,8 +316,8 @@ def _numbered(values: dict[str, float], name: str) -> Iterable[float]:
 
 
 class Spread(NamedTuple):
-    """Uncertainty of a prediction: distances of the lower and the upper end of its interval from it [log
-    time].
+    """Uncertainty of a prediction: distances from it to the lower and the upper end of its interval, in the
+    logarithm of time.
     """
 
     below: float

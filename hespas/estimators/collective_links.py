@@ -113,7 +113,7 @@ _LL_ACROSS_NODES = (22.5, 19.0)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tuned:
-    """Result of NCCL's tuning model, columns of shape ``(ops,)``: the time [ns] (NaN where the model does not
+    """Times by NCCL's tuning model, columns of shape ``(ops,)``: the time [ns] (NaN if the model does not
     apply) and the selected algorithm.
     """
 
@@ -269,7 +269,7 @@ class RankLayout:
 
     @property
     def per_node(self) -> int:
-        """Largest number of ranks on one node, if they are spread evenly."""
+        """Return the largest number of ranks on one node, if ranks are spread evenly."""
         return -(-self.ranks // max(self.nodes, 1))
 
 
@@ -303,8 +303,8 @@ def link_of(device: Device, layout: RankLayout) -> Link | None:
 
 
 def roof_ns(op: str, layout: RankLayout, message_bytes: FloatArray, device: Device) -> FloatArray:
-    """Return the lower bound on the time of messages that the bandwidth of the links allows, shape
-    ``(messages,)``; 0 without a link or a rule for ``op``.
+    """Return the shortest time of messages that the bandwidth of the links allows, shape ``(messages,)``; 0
+    without a link or a rule for ``op``.
     """
     if op not in _OPS_WITH_RULE or layout.ranks <= 1:
         return np.zeros(len(message_bytes))

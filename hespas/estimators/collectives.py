@@ -144,14 +144,16 @@ class _CollectiveRequest:
 
     @property
     def wiring(self) -> str:
-        """Kind of connection between the ranks, see :func:`~hespas.estimators.collective_lines.wiring_of`."""
+        """Return the kind of connection between the ranks, see
+        :func:`~hespas.estimators.collective_lines.wiring_of`.
+        """
         return wiring_of(self.device, self.layout)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _CollectiveTimes:
-    """Times and intervals of shape ``(3, messages)`` [ns], and the code and text of the diagnostic that
-    states their source.
+    """Times and intervals of collectives, shape ``(3, messages)`` [ns], and the code and text of the
+    diagnostic that states their source.
     """
 
     times: FloatArray
@@ -383,7 +385,9 @@ def _bits(scheme: str) -> float:
 
 
 def _exact(request: _CollectiveRequest, device: Device) -> list[Fit]:
-    """Return the fits of the requested variant; without a variant, the fits of the requested library."""
+    """Return the fits of the requested variant of a collective; without a variant, the fits of the requested
+    library.
+    """
     fits = request.cache.fits(device, request.op)
     return _preferred(fits, request.scheme, request.variant or request.library, exact=bool(request.variant))
 
@@ -438,8 +442,8 @@ def _is_on_stated_links(lines: CollectiveLines, layout: RankLayout, device: Devi
 
 
 def _by_fit(request: _CollectiveRequest) -> _CollectiveTimes | None:
-    """Return the times by a fit of the device that covers the layout or lies on both sides of it; None
-    without one.
+    """Return the times by a fit of the device that covers the layout of ranks, or has layouts on both sides
+    of it; None without such a fit.
     """
     for fit in _exact(request, request.device):
         lines = _applicable_lines(request, fit, request.device)
@@ -517,8 +521,8 @@ def _generation(device: Device) -> str:
 
 
 def _by_other(request: _CollectiveRequest, other: Device) -> StartAndMoved | None:
-    """Return the times by the fits of another device, scaled to the links of this device; None if the other
-    device does not state its links.
+    """Return the times by the fits of another device, scaled to the links of this device. Return None if the
+    other device does not state its links.
     """
     if link_of(other, request.layout) is None:
         return None
@@ -556,7 +560,9 @@ def _of_references(
 
 
 def _of_host(request: _CollectiveRequest) -> Spread:
-    """Return the spread that the host adds. It is 0 for two ranks, which share no host link with others."""
+    """Return the uncertainty that the use of host links by several ranks adds. It is 0 for two ranks, which
+    share no host link with others.
+    """
     is_pair = request.wiring == "host" and request.layout.ranks == 2
     return Spread(0.0, 0.0) if is_pair else OF_HOST[request.wiring]
 
@@ -568,8 +574,8 @@ def _tuned(request: _CollectiveRequest) -> Tuned:
 
 
 def _by_algorithm(request: _CollectiveRequest) -> _CollectiveTimes | None:
-    """Return the times of NCCL's tuning model. Inside one node they are multiplied by the ratio that was
-    fitted for the device; across nodes the ratio is 1.
+    """Return the times of NCCL's tuning model. Inside one node they are multiplied by a ratio that was fitted
+    for the device; across nodes the ratio is 1.
     """
     tuned = _tuned(request)
     if np.isnan(tuned.duration_ns).any():

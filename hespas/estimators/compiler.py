@@ -34,7 +34,9 @@ _MOST_CYCLES = 1e12
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compiler:
-    """Estimator by the compiler's cycles. ``clock_ghz``: clock of the cycles (0: the device's clock)."""
+    """Estimator that converts the cycles which XLA for TPUs writes into a program to time. ``clock_ghz``:
+    clock of the cycles (0: the device's clock).
+    """
 
     clock_ghz: float = 0.0
 
@@ -96,7 +98,7 @@ def _report(
     lifted: BoolArray,
     no_clock: bool,
 ) -> None:
-    """Report where the times come from, and the stated cycles that were not used."""
+    """Report the source of the times, and the stated cycles that were not used."""
     figures = int((~np.isnan(stated)).sum())
     if not figures:
         findings.warning(

@@ -102,8 +102,8 @@ do not apply to others.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """Order in which estimators are tried, by kind of operation. ``default`` applies to kinds that ``kinds``
-    does not name.
+    """Order in which ``composite`` tries estimators, by kind of operation. ``default`` applies to kinds that
+    ``kinds`` does not name.
     """
 
     default: tuple[str, ...]
@@ -298,8 +298,8 @@ class _DeviceOrder:
 
 
 class _DispatchRound(NamedTuple):
-    """One call of an estimator: its index, a mask of the operations that it predicts, and True if no other
-    estimator follows.
+    """One call of an estimator by ``composite``: its index, a mask of the operations that it predicts, and
+    True if no other estimator follows.
     """
 
     model: int
@@ -330,8 +330,8 @@ class _Dispatch:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Name of each estimator, for reports. If several have the same name, their spellings with
-        options.
+        """Return the name of each estimator, for reports. If several have the same name, their spellings with
+        options are used.
         """
         names = [model.name for model in self.models]
         pairs = zip(names, self.spellings, strict=True)

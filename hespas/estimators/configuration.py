@@ -117,7 +117,9 @@ def host_issue_ns(facts: StepFacts, device: Device) -> float:
 
 
 def beside_share(device: Device) -> float:
-    """Return the share by which kernels of a training step are slower while the device communicates."""
+    """Return the share by which kernels of a training step are slower while the device communicates, because
+    both use its compute units and memory.
+    """
     return _SLOWDOWN.get(device.kind, 0.0)
 
 

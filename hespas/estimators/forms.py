@@ -375,8 +375,8 @@ _STEP = 32.0
 
 @cache
 def _candidates(wide: bool) -> FloatArray:
-    """Return the tile shapes and numbers of splits that a product may use: rows, columns, splits. Shape (3,
-    candidates, 1).
+    """Return the tile shapes and numbers of splits that a matrix product kernel may use: rows, columns,
+    splits. Shape (3, candidates, 1).
     """
     tiles, splits = (_WIDE_TILES, _WIDE_SPLITS) if wide else (_TILES, _SPLITS)
     every = [(*map(int, tile.split("x")), split) for tile, split in product(tiles.split(), splits)]

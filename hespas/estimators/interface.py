@@ -69,8 +69,8 @@ class Estimator(Protocol):
 
 
 class Availability(NamedTuple):
-    """Result of a probe: ``detail`` is the version or the reason, ``install`` the command that
-    installs it.
+    """Availability of other software that an estimator needs. ``detail`` is the version or the reason,
+    ``install`` the command that installs it.
     """
 
     is_available: bool
@@ -80,10 +80,10 @@ class Availability(NamedTuple):
 
 @runtime_checkable
 class Probed(Protocol):
-    """Interface of estimators that need other software and report if it is installed."""
+    """Interface of estimators that need other software and can test if it is installed."""
 
     def available(self) -> Availability:
-        """Probe the installation quickly, without a simulation or compilation."""
+        """Return the availability of the software, tested quickly: without a simulation or compilation."""
         ...
 
 

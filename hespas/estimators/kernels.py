@@ -135,7 +135,7 @@ def _columns(ops: Operations, machine: MachineRates) -> Columns:
 
 
 def _are(labels: Labels, names: Sequence[str]) -> BoolArray:
-    """Return a mask of the labels that are in ``names``."""
+    """Return a mask of the labels that occur in ``names``."""
     return np.isin(labels.row, [row for row, name in enumerate(labels.names) if name in names])
 
 

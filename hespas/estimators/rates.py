@@ -174,8 +174,8 @@ class Efficiencies:
 
     @classmethod
     def of(cls, device: Device, compute: float, memory: float) -> Efficiencies:
-        """Return the fitted efficiencies of ``device``. Without a fit they are ``compute``, ``memory`` and
-        the launch overhead of the device.
+        """Return the fitted efficiencies of ``device``. Without a fit they are ``compute`` and ``memory``,
+        with the launch overhead of the device.
         """
         shape = (len(OpClass), len(DTYPES) + 1)
         tables = cls(
@@ -209,7 +209,7 @@ class PeakTimes:
 
     @property
     def roofline_ns(self) -> FloatArray:
-        """Longer of the two times, without launch overhead; if only one is known, that time."""
+        """Return the longer of the two times, without launch overhead; if only one is known, that time."""
         return np.fmax(self.arithmetic_ns, self.memory_ns)
 
 
@@ -399,8 +399,8 @@ class NetworkCosts:
 
 
 def _choose_link(device: Device, fits: bool) -> Link | None:
-    """Return the link that a group uses: scale-up if the group ``fits`` in the domain, else scale-out. The
-    host link is used if the device has no other.
+    """Return the link that a group of ranks uses: scale-up if the group ``fits`` in its domain, else
+    scale-out. The host link is used if the device has no other.
     """
     scale_up, scale_out = device.link("scale_up"), device.link("scale_out")
     if fits and scale_up is not None:
@@ -542,8 +542,8 @@ def collective_time_ns(
 def _traffic(
     kind: IntArray, payload: FloatArray, members: FloatArray, ring: BoolArray
 ) -> tuple[FloatArray, FloatArray]:
-    """Return the bytes that each rank sends, and the number of latencies one after another; both per row, NaN
-    for kinds without a rule.
+    """Return the bytes that each rank sends, and the number of network latencies that follow one another;
+    both per row, NaN for kinds without a rule.
     """
     rules: FloatArray = np.full((len(CollectiveKind), len(_TrafficRule._fields)), nan)
     for collective, rule in _RULES.items():

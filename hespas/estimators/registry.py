@@ -81,8 +81,8 @@ def estimator_factory(name: str) -> Callable[..., object]:
 
 
 def guarded(name: str, use: Callable[[], _Result]) -> _Result:
-    """Return the result of calling ``use``, which belongs to the plug-in ``name``. Raises
-    ``UnsupportedError`` for any exception of a plug-in.
+    """Return the result of ``use()``, which runs code of the plug-in ``name``. Raises ``UnsupportedError``
+    for any exception of a plug-in.
     """
     return _TABLE.guarded(name, use)
 
@@ -177,7 +177,9 @@ def _inert_options(factory: object) -> frozenset[str] | None:
 
 
 def named_paths(spelling: str) -> list[Path]:
-    """Return every option value in a spelling as a path. Values that are not file names are included."""
+    """Return every option value in the spelling of an estimator as a path. Values that are not file names are
+    included.
+    """
     options = (part.rpartition("=")[2] for part in re.split("[,+]", spelling))
     return [Path(option) for option in options if option and "\0" not in option]
 

@@ -52,7 +52,7 @@ def content_key(parts: Sequence[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ResultCache(Generic[_Result]):
-    """Cache of results of one type in a folder; each result has a key."""
+    """Cache of results of one type in a folder, which later runs use. Each result has a key."""
 
     folder: Path
     type: type[_Result]
@@ -105,7 +105,7 @@ class ResultCache(Generic[_Result]):
 
 
 class _Lock:
-    """Lock file that one process holds."""
+    """Lock file that only one process can hold, so that processes do not write the same results."""
 
     def __init__(self, path: Path, stale_s: float) -> None:
         self.path = path
@@ -135,7 +135,7 @@ class _Lock:
                 os.utime(self.path)
 
     def leave(self) -> None:
-        """Remove the lock file, unless another process has taken it over."""
+        """Remove the lock file, unless another process has taken it over because it seemed stale."""
         with suppress(OSError):
             if self.path.read_text() == self.mine:
                 self.path.unlink()
@@ -154,8 +154,8 @@ class _Lock:
         return True
 
     def _is_stale(self) -> bool:
-        """Return True if the lock was stale. The file is then renamed, which only one of several processes
-        can do.
+        """Return True if the lock was stale (its process ended). The file is then renamed, which only one of
+        several processes can do.
         """
         aside = self.path.with_name(f"lock.{os.getpid()}.left")
         try:

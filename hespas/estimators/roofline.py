@@ -248,8 +248,8 @@ class Roofline:
         return _NodeTimes(matrix_ns, vector_ns, memory_ns, fits.overhead_ns[graph.op_class, dtype])
 
     def _products(self, graph: OpGraph, device: Device, fits: Efficiencies) -> tuple[FloatArray, FloatArray]:
-        """Return the time of the contractions of each node [ns], and their FLOPs including padding, as the
-        specification counts them.
+        """Return the time of the matrix products and convolutions of each node [ns], and their FLOPs
+        including padding, as the specification counts them.
         """
         table = graph.contractions
         if not len(table):

@@ -152,8 +152,8 @@ def weighed(
 def _shares(
     workload: Workload, estimates: Sequence[Estimate]
 ) -> tuple[Mapping[str, float], float, Mapping[str, float]]:
-    """Return the shares of the step time by estimator, the share of matmuls, and the shares that rest on the
-    data sheet by operation class.
+    """Return three shares of the predicted step time: by estimator, of matmuls, and by operation class those
+    that use only the data sheet.
     """
     ranks = workload.class_sizes
     by_estimator: defaultdict[str, float] = defaultdict(float)

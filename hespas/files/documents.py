@@ -235,7 +235,7 @@ def _error_position(message: str, text: str) -> str:
 
 
 def _too_deep_line(text: str) -> str:
-    """Return the first line with more than :data:`_MAX_DEPTH` open brackets."""
+    """Return the first line of a TOML text with more than :data:`_MAX_DEPTH` open brackets."""
     depth = 0
     for number, line in enumerate(text.split("\n"), start=1):
         for bracket in _BRACKET.findall(line):
@@ -289,7 +289,7 @@ class BracketScan:
     depth: int = 0
 
     def scan(self, text: bytes | bytearray | memoryview[int] | NDArray[np.uint8]) -> Brackets:
-        """Scan the next block. O(len(text)), vectorised."""
+        """Find the brackets outside of strings in the next block of a JSON text. O(len(text)), vectorised."""
         data = np.frombuffer(text, np.uint8)
         # A quote begins or ends a string if no backslash escapes it.
         quotes: NDArray[np.bool_] = data == _QUOTE

@@ -52,7 +52,7 @@ _FLUSHES_AT_ONCE = 8
 
 @dataclass(frozen=True, slots=True)
 class _WrittenResult:
-    """Complete output that still has its temporary name."""
+    """Complete output file or folder that still has its temporary name."""
 
     destination: Path
     target: Path
@@ -106,13 +106,15 @@ class _WrittenResult:
 
 @dataclass(frozen=True, slots=True)
 class _PendingResults:
-    """Finished outputs that are put in place at the end of a block, and actions to run after that."""
+    """Outputs that are complete and get their final names at the end of a block, and actions to run after
+    that.
+    """
 
     results: list[_WrittenResult] = field(default_factory=list[_WrittenResult])
     afterwards: list[Callable[[], None]] = field(default_factory=list[Callable[[], None]])
 
     def put_in_place(self) -> None:
-        """Put all results in place, or none: if one fails, those before it are rolled back."""
+        """Give all outputs their final names, or none: if one fails, those before it are rolled back."""
         with ExitStack() as cleanup, ExitStack() as rollback:
             for result in self.results:
                 if len(self.results) > 1:
@@ -275,7 +277,9 @@ def place_together() -> Generator[None]:
 
 
 def after_placing(action: Callable[[], None]) -> None:
-    """Run an action when the results are in place: now, or at the end of :func:`place_together`."""
+    """Run an action after the results have their final names: now, or at the end of
+    :func:`place_together`.
+    """
     pending = _PENDING.get()
     if pending is None:
         action()
@@ -285,8 +289,8 @@ def after_placing(action: Callable[[], None]) -> None:
 
 @contextmanager
 def place_immediately() -> Generator[None]:
-    """Within :func:`place_together`, put the results of this block in place at once, for files that later
-    steps read.
+    """Within :func:`place_together`, give the results of this block their final names at once, because later
+    steps read them.
     """
     before = _PENDING.set(None)
     try:
@@ -297,7 +301,9 @@ def place_immediately() -> Generator[None]:
 
 @contextmanager
 def _renamed_errors(destination: Path, temporary: Path) -> Generator[None]:
-    """Name the destination in errors about its temporary, which users do not know."""
+    """Within the block, errors about the temporary file name the destination, because users do not know the
+    temporary.
+    """
     try:
         yield
     except HespasError as error:
@@ -426,7 +432,7 @@ def _written_meanwhile(target: Path) -> OutputError:
 
 
 def _replace_directory(temporary: Path, target: Path) -> None:
-    """Put the new files into a folder that contains others."""
+    """Put the new files into an existing folder that contains other files."""
     fresh = {file.name for file in temporary.iterdir()}
     existing = list(target.iterdir())
     _refuse_folders(target, existing)
@@ -471,7 +477,7 @@ def _replace_directory(temporary: Path, target: Path) -> None:
 
 
 def _belongs_to_ranks(name: str) -> bool:
-    """Return True for a file that accompanies a set of rank files."""
+    """Return True for a file that belongs to a set of rank files, such as ``comm_group.json``."""
     return name in _OF_RANK_FILES or MISSING_MARK.fullmatch(name) is not None
 
 

@@ -127,7 +127,9 @@ def remove_path(path: Path) -> None:
 
 
 def _shortened(target: Path) -> str:
-    """Return the name of the target; a name too long for a temporary is cut and gets a checksum."""
+    """Return the name of the target for use in a temporary name. A name that is too long is cut and gets a
+    checksum.
+    """
     name, spelled = target.name, os.fsencode(target.name)
     return name if len(spelled) <= 100 else f"{name[:20]}~{zlib.crc32(spelled):08x}"
 
@@ -171,21 +173,21 @@ class OutputShare:
 
     @property
     def name(self) -> str:
-        """The name of the share, such as ``1-of-4``."""
+        """Return the name of the share, such as ``1-of-4``."""
         return f"{self.number}-of-{len(self.spans)}"
 
     def mark(self, folder: Path) -> Path:
-        """Return the path of the mark of this share while it is missing."""
+        """Return the path of the marker file that shows that this share is missing."""
         return self._mark(folder, self.number)
 
     def mark_others(self, folder: Path) -> None:
-        """Write into ``folder`` a mark file for each of the other shares, which are still missing."""
+        """Write into ``folder`` a marker file for each of the other shares, which are still missing."""
         for number in range(1, len(self.spans) + 1):
             if number != self.number:
                 self._mark(folder, number).write_text(f"{self.key}\n", encoding="utf-8")
 
     def check(self, folder: Path, *, overwrite: bool) -> None:
-        """Raise ``OutputError`` if this share cannot join the content of a folder."""
+        """Raise ``OutputError`` if the files of this share cannot be added to the content of a folder."""
         try:
             key = self.mark(folder).read_text(encoding="utf-8").strip()
         except (OSError, ValueError):
@@ -220,7 +222,7 @@ class OutputShare:
 
 
 def missing_ranks(names: Iterable[str]) -> Iterator[tuple[int, int]]:
-    """Yield the first and last rank of each share that a mark among these file names declares missing."""
+    """Yield the first and last rank of each missing share, from the marker files among these file names."""
     for name in names:
         match = MISSING_MARK.fullmatch(name)
         if match is not None:

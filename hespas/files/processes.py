@@ -272,13 +272,12 @@ def run(
 
 
 class ChildNotStartedError(Exception):
-    """A session did not start; the message says why."""
+    """Error of a child process that did not start; the message has the reason."""
 
 
 class ChildEndedError(Exception):
-    """A child ended or gave no valid answer.
-
-    ``status`` is its exit status (negative: a signal), ``errors`` the text of its standard error.
+    """Error of a child process that ended or gave no valid answer. ``status`` is its exit status (negative: a
+    signal), ``errors`` the text of its standard error.
     """
 
     def __init__(self, status: int, errors: str) -> None:

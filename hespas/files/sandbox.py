@@ -53,8 +53,8 @@ _STATM = Path("/proc/self/statm")
 
 
 class Allowance(NamedTuple):
-    """Limits of a child for one input: bytes its parser may allocate, total bytes, total CPU and wall time,
-    CPU time of its parser.
+    """Resource limits of a child process for one input: bytes its parser may allocate, total bytes, total CPU
+    and wall time, CPU time of its parser.
     """
 
     parser_bytes: int
@@ -91,11 +91,13 @@ def allowance(size: int) -> Allowance:
 
 
 class ParserFailedError(Exception):
-    """A child failed on an input; the message states its end: ``makes XLA end with SIGSEGV``."""
+    """Error of a native parser that failed on an input. The message states how its process ended:
+    ``makes XLA end with SIGSEGV``.
+    """
 
 
 class ParserMemoryError(Exception):
-    """In a child: its parser exceeded :func:`parser_memory`."""
+    """Error in a child process whose parser exceeded :func:`parser_memory`."""
 
 
 @contextmanager
@@ -118,7 +120,9 @@ def bounded_memory(size_bytes: int) -> Generator[None]:
 
 @contextmanager
 def _resource_limit(kind: int, most: int) -> Generator[None]:
-    """Set a limit of the system to ``most`` within the block, unless it is already lower."""
+    """Within the block, set a resource limit of the operating system to ``most``, unless it is already
+    lower.
+    """
     import resource
 
     before, hard = resource.getrlimit(kind)
@@ -289,5 +293,5 @@ _CHILD = Session(
 
 @atexit.register
 def end_child() -> None:
-    """End the running child, if any: the next input starts another one."""
+    """End the running child process, if any. The next input starts a new one."""
     _CHILD.end()

@@ -70,7 +70,7 @@ class SqliteTable:
 
     @property
     def words(self) -> list[str]:
-        """The distinct texts, decoded."""
+        """Return the distinct texts, decoded."""
         return [text.decode("utf-8", "replace") for text in self.distinct]
 
     def by_key(self, keys: str, texts: str) -> dict[int, str]:
@@ -371,7 +371,9 @@ def _restricted(connection: sqlite3.Connection, path: str, size: int) -> SqliteD
 
 
 def _authorize(action: int, first: str | None, second: str | None, *_: str | None) -> int:
-    """Authorize reading, and the functions and pragmas that this module uses."""
+    """Permit SQLite to read, and to use the functions and pragmas that this module needs; deny everything
+    else.
+    """
     match action:
         case sqlite3.SQLITE_SELECT | sqlite3.SQLITE_READ:
             return sqlite3.SQLITE_OK

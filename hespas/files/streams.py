@@ -53,7 +53,9 @@ STANDARD_STREAM = "-"
 
 
 class _StandardInput:
-    """Path of the file with a copy of standard input; None outside of :func:`standard_input_in`."""
+    """Holder of the path of the file with a copy of standard input; None outside of
+    :func:`standard_input_in`.
+    """
 
     spool: Path | None = None
 
@@ -173,7 +175,7 @@ class PackedInput:
 
 
 def _isal(module: str) -> Any:
-    """Import and return a module of isal, which has incomplete types."""
+    """Import and return a module of isal, whose types are incomplete for type checkers."""
     return import_module(f"isal.{module}")
 
 
@@ -291,7 +293,7 @@ def read_start(path: Path, size: int) -> bytes:
 
 
 def first_bytes(path: Path, size: int) -> bytes:
-    """Return the bytes of :func:`read_start`, empty if it raises."""
+    """Return the first bytes of a file as :func:`read_start` does; empty if it raises."""
     try:
         return read_start(path, size)
     except FormatError:

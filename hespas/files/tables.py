@@ -194,7 +194,7 @@ class _Field:
 
     @property
     def expected(self) -> str:
-        """Text about the values that a cell may have, for error messages."""
+        """Return text about the values that a cell may have, for error messages."""
         return self._values if self.default is msgspec.NODEFAULT else f"{self._values}, or an empty cell"
 
     @property

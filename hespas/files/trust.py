@@ -135,7 +135,7 @@ def untrusted_limits() -> Untrusted | None:
 
 
 def check_limits(text: str) -> None:
-    """Raise ``UsageError`` if ``text`` is not a list of limits."""
+    """Raise ``UsageError`` if ``text`` is not a list of limits such as ``cpu_s=20,ranks=4096``."""
     _parse_limits(text)
 
 
@@ -148,7 +148,7 @@ def _parse_limits(text: str) -> Untrusted | None:
 
 
 def _limit(text: str) -> tuple[str, float]:
-    """Return a limit given as ``NAME=N``."""
+    """Parse one limit, ``NAME=N``; return its name and its value."""
     name, equals, number = (part.strip() for part in text.partition("="))
     kinds: Mapping[str, type[object]] = {
         field.name: type(cast("object", field.default)) for field in fields(Untrusted)
@@ -166,7 +166,9 @@ def _limit(text: str) -> tuple[str, float]:
 
 
 def refuse_in_untrusted(what: str) -> None:
-    """Raise ``UnsupportedError`` if inputs are untrusted, because ``what`` runs programs."""
+    """Raise ``UnsupportedError`` if inputs are untrusted. ``what`` names the action that is refused, such as
+    running a program.
+    """
     if untrusted_limits() is not None:
         raise UnsupportedError(
             f"{what}: not allowed for untrusted inputs",

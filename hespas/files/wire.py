@@ -40,7 +40,7 @@ others. Length-delimited bytes have their start and their end.
 
 
 class WireError(ValueError):
-    """Invalid message bytes at ``position``."""
+    """Error for invalid protobuf bytes at ``position``."""
 
     def __init__(self, message: str, position: int) -> None:
         super().__init__(message)

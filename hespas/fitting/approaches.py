@@ -93,7 +93,9 @@ def content_key(
 
 @dataclass(frozen=True, slots=True)
 class FitMemory:
-    """Folder of saved fits, named by :func:`content_key`. Unreadable files count as missing."""
+    """Folder in which a calibration saves its finished fits, so that an interrupted run continues. Fits are
+    named by :func:`content_key`; unreadable files count as missing.
+    """
 
     folder: Path
 
@@ -161,7 +163,7 @@ class FitMemory:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FitResult:
-    """Fits and learned models that one approach made from some rows."""
+    """Result of one approach: the fits and learned models that it made from some rows."""
 
     fits: tuple[Fit, ...] = ()
     models: tuple[LearnedModel, ...] = ()
@@ -213,13 +215,15 @@ class Approach(Protocol):
     name: ClassVar[str]
 
     def check(self, tables: Sequence[Measurements], device: Device, diagnostics: Diagnostics) -> None:
-        """Raise ``UsageError`` or ``MissingExtraError`` if no fit is possible; warn about rows that will have
-        no fit.
+        """Raise ``UsageError`` or ``MissingExtraError`` if no fit is possible at all; warn about rows that
+        will have no fit.
         """
         ...
 
     def fault(self, test: str, tables: Sequence[Measurements], others: OtherDevices) -> str:
-        """Return the reason why the test ``test`` is not possible; empty if it is possible."""
+        """Return the reason why errors cannot be tested by ``test`` (shape, op, recording, hardware); empty
+        if they can.
+        """
         ...
 
     def fit(self, tables: Sequence[Measurements], device: Device, purpose: str) -> FitResult:
@@ -245,7 +249,9 @@ class Approach(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class CalibratedFits:
-    """Roofline forms for every class of operations, and lines of collectives."""
+    """Approach for the estimator ``calibrated``: roofline forms for every class of operations, and lines of
+    collectives.
+    """
 
     name: ClassVar[str] = "calibrated"
     run: CalibrationRun
@@ -254,7 +260,7 @@ class CalibratedFits:
         """Do nothing: which fits are possible is only known after fitting."""
 
     def fault(self, test: str, tables: Sequence[Measurements], others: OtherDevices) -> str:
-        """Return a reason against a test by operation if no kind has several operations."""
+        """Return the reason against a test by operation if no kind has several operations; else empty."""
         if test == "op" and not any(has_several(table, table.ops.kind.used()) for table in tables):
             return "no kind has several operations"
         return ""
@@ -330,7 +336,9 @@ class CalibratedFits:
 
 @dataclass(frozen=True, slots=True)
 class SystolicLines:
-    """Lines for a device with a systolic array: linear functions from cycles and elements to time."""
+    """Approach for the estimator ``systolic``: lines (linear functions) from cycles and elements to time, for
+    a device with a systolic array.
+    """
 
     name: ClassVar[str] = "systolic"
     run: CalibrationRun
@@ -356,7 +364,9 @@ class SystolicLines:
         diagnostics.warning("calibrate.unknown-sizes", device.name, text, count=unknown)
 
     def fault(self, test: str, tables: Sequence[Measurements], others: OtherDevices) -> str:
-        """Return a reason against tests by device, because lines do not transfer to another chip."""
+        """Return the reason against tests by device: lines do not transfer to another chip. Empty for other
+        tests.
+        """
         if test == "hardware":
             return "`estimator=systolic` has lines of one device, which do not transfer to another"
         if test == "op" and not any(has_several(table, LINE_KINDS) for table in tables):
@@ -381,8 +391,8 @@ class SystolicLines:
     def predict(
         self, ops: Operations, device: Device, result: FitResult, *, with_earlier: bool = False
     ) -> CasePrediction:
-        """Predict operations that a line covers. Others get no time, because cycles at a clock are not a
-        fit.
+        """Predict the operations that a fitted line covers. Others get no time, because cycles divided by a
+        clock are not a fit.
         """
         lines = merged(result.fits, device.own_lines) if with_earlier else result.fits
         fitted = replace(device, own_lines=lines)
@@ -402,13 +412,17 @@ class SystolicLines:
 
 @dataclass(frozen=True, slots=True)
 class LearnedTrees:
-    """Learned models of trees, one for each kind of operation and number format."""
+    """Approach for the estimator ``learned``: models of boosted trees, one for each kind of operation and
+    number format.
+    """
 
     name: ClassVar[str] = "learned"
     run: CalibrationRun
 
     def check(self, tables: Sequence[Measurements], device: Device, diagnostics: Diagnostics) -> None:
-        """Raise an error if no part of the tables can be fitted; warn about rows without a model."""
+        """Raise an error if the tables have no kind and number format that can be fitted; warn about rows
+        without a model.
+        """
         library_version()
         parts = list(own_parts(tables, {device.name: device}, seed=self.run.seed))
         adaptables = [_adaptable_rows(part, device, self.run.seed) for part in parts]
@@ -433,8 +447,8 @@ class LearnedTrees:
         diagnostics.warning("calibrate.not-learned", device.name, text, count=others)
 
     def fault(self, test: str, tables: Sequence[Measurements], others: OtherDevices) -> str:
-        """Return a reason against a test by operation without several operations, or by device with fewer
-        than two other families of devices.
+        """Return the reason against a test: by operation if no kind has several operations, by device if
+        there are fewer than two other families of devices. Else empty.
         """
         if test == "op" and not any(has_several(table, tuple(FAMILIES)) for table in tables):
             return "`estimator=learned`: its kinds have one operation each"

@@ -93,8 +93,8 @@ def with_before(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _PackageErrors:
-    """Tables of measurements with the relative error of the package's models for each row, one array per
-    table.
+    """Errors of the models that ship with the package on measurement tables: the relative error of each row,
+    one array per table.
     """
 
     device: Device

@@ -45,7 +45,7 @@ _OWN = "custom_"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _SizeTimes:
-    """Distinct message sizes of one layout of ranks and their median times."""
+    """Distinct message sizes of a collective on one layout of ranks, and their median times."""
 
     size: FloatArray
     time_ns: FloatArray
@@ -160,8 +160,8 @@ def _layouts(rows: Measurements) -> Iterable[tuple[RankLayout, _SizeTimes]]:
 
 
 def _fitted_line(points: _SizeTimes) -> CollectiveLine:
-    """Return the piecewise linear time with the best rates, and with the knees that improve the information
-    criterion.
+    """Return the line (piecewise linear time) of a layout with the best rates, and with those knees that
+    improve the information criterion.
     """
     most = min(_MOST_KNEES, max(len(points.size) // _ROWS_PER_SEGMENT - 1, 0))
     low, high = np.log2(max(float(points.size[0]), 1.0)), np.log2(max(float(points.size[-1]), 1.0))
@@ -193,8 +193,8 @@ def _cost(points: _SizeTimes, knees: tuple[float, ...]) -> float:
 
 
 def _solved(points: _SizeTimes, knees: tuple[float, ...]) -> tuple[FloatArray, FloatArray]:
-    """Return the non-negative start and rates that minimise the relative squared errors, and the relative
-    errors.
+    """Return the non-negative start and rates of a line with the given knees that minimise the relative
+    squared errors, and these errors.
     """
     values, error, _ = nonnegative_least_squares(basis(points.size, knees), points.time_ns)
     return values, error

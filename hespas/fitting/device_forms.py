@@ -200,7 +200,9 @@ def solve(
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class FittedClass:
-    """Fitted form of a class. ``predicted_ns`` and ``measured_ns`` are times of held-out shapes."""
+    """Fitted form of one class of operations. ``predicted_ns`` and ``measured_ns`` are times of held-out
+    shapes.
+    """
 
     rows: ClassRows
     form: Form
@@ -315,7 +317,7 @@ def fit_device(
 
 @dataclass(slots=True)
 class _DeviceFitRun:
-    """Settings shared by all fits of one device: seed, date and progress callback."""
+    """Settings that all fits of one device share: seed, date and progress callback."""
 
     device: Device
     seed: int
@@ -337,7 +339,7 @@ class _DeviceFitRun:
         return fitted
 
     def row(self, fitted: FittedClass) -> Fit:
-        """Return the fitted class as an entry of a device file."""
+        """Return the fitted class in the form of an entry in a device file."""
         values, errors = fitted.solution.values, fitted.solution.std_errors
         names = [parameter.name for parameter in fitted.form.parameters]
         return fit_of(

@@ -165,8 +165,8 @@ class FitRows:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Posterior:
-    """Predicted correction of each row as the logarithm of a factor, and its standard deviation without
-    unexplained noise.
+    """Correction of each row that the fit of effects predicts: the logarithm of a factor, and its standard
+    deviation without unexplained noise.
     """
 
     mean: FloatArray

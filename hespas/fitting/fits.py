@@ -117,7 +117,7 @@ def rounded(value: float) -> float:
 
 
 def bare(device: Device) -> Device:
-    """Return the device without fits, with the figures of its data sheet only."""
+    """Return the device without fits, only with the figures of its data sheet."""
     return replace(device, own_fits=(), fits_of="", efficiencies=(), own_lines=(), learned_models=())
 
 

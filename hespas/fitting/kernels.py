@@ -140,8 +140,8 @@ _Factors = Mapping[_GroupName, FloatArray]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _FactorLevel:
-    """Level of factors, such as "one per kind": the group of each row, and the prior width of each
-    parameter's factor.
+    """Level at which factors are fitted, such as "one per kind": the group of each row, and the prior width
+    of each parameter's factor.
     """
 
     names: Sequence[_GroupName]
@@ -150,7 +150,9 @@ class _FactorLevel:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _KernelSample:
-    """Rows of a fit: columns of the form, with the logarithms of their times and their weights."""
+    """Rows to which the kernel form is fitted: its input columns, the logarithms of their times, and their
+    weights.
+    """
 
     columns: Mapping[str, FloatArray]
     log_ns: FloatArray
@@ -221,8 +223,8 @@ def _rows_by_name(names: Sequence[_GroupName]) -> Mapping[_GroupName, IntArray]:
 
 
 def _fitted_moves(sample: _KernelSample, base: FloatArray, width: FloatArray) -> FloatArray:
-    """Return the difference from ``base`` (logarithms) of each parameter that fits the rows of a sample best,
-    shape ``(parameters,)``.
+    """Return the changes of the parameters (logarithms) relative to ``base`` that fit the rows of a sample
+    best, shape ``(parameters,)``.
     """
 
     def log_ratio(moves: FloatArray) -> FloatArray:

@@ -86,8 +86,8 @@ _QUANTILE_FORM = BoostingForm(trees=60, leaves=12, learning_rate=0.1, least_rows
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _ChosenForm:
-    """Chosen hyperparameters, the errors of all candidates, and the residuals of the chosen one on held-out
-    rows (NaN: other rows).
+    """Result of choosing hyperparameters: the chosen ones, the errors of all candidates, and the residuals of
+    the chosen one on held-out rows (NaN: other rows).
     """
 
     form: BoostingForm
@@ -259,8 +259,8 @@ def _intervals(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _QuantileExcess:
-    """Distance of held-out rows beyond the fitted quantiles [log time] (negative: within), and the group of
-    each row.
+    """Distance by which held-out rows are outside of the fitted quantiles [log time] (negative: inside), and
+    the group of each row.
     """
 
     below: FloatArray

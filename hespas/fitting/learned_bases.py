@@ -74,9 +74,8 @@ def swept(part: LearnedPart) -> tuple[str, ...]:
 
 
 def beyond_region(part: LearnedPart, ops: Operations, names: tuple[str, ...] = ()) -> BoolArray:
-    """Return a mask of the operations in the two largest octaves of a dimension, shape ``(ops,)``.
-
-    ``names`` are the dimensions (empty: all swept dimensions of the part).
+    """Return a mask of the operations beyond the fitted region: in the two largest octaves of a dimension.
+    ``names`` are the dimensions (empty: all swept dimensions of the part). Shape ``(ops,)``.
     """
     beyond = np.zeros(len(ops), np.bool_)
     for name in names or swept(part):
@@ -89,9 +88,8 @@ def beyond_region(part: LearnedPart, ops: Operations, names: tuple[str, ...] = (
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Bases:
-    """Fitted forms for some rows; ``forms`` holds the parameter names of each form.
-
-    ``share`` is the exponent of the fitted form in a base; the data-sheet time has the rest.
+    """Fitted forms of all classes, from which base times are computed. ``forms`` has the parameter names of
+    each form. ``share`` is the exponent of the fitted form in a base; the data-sheet time has the rest.
     """
 
     bases: tuple[Base, ...]
@@ -100,7 +98,7 @@ class Bases:
 
     @property
     def index(self) -> BaseIndex:
-        """Bases indexed by device and class of operations."""
+        """Return the bases indexed by device and class of operations."""
         return BaseIndex(self.bases, self.forms)
 
     def log_ratio(

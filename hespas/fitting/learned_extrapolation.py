@@ -189,8 +189,8 @@ def region_of(
 
 
 def _region_from(residual: FloatArray, octaves: FloatArray, inside: FloatArray) -> Region | None:
-    """Return errors and widening beyond a fit, from residuals [log time] of rows that are ``octaves`` beyond
-    it and residuals ``inside`` it.
+    """Return the errors beyond the fitted region and the widening of intervals there, from residuals [log
+    time] of rows that are ``octaves`` beyond it and residuals ``inside`` it.
     """
     if len(residual) < _FEWEST_BEYOND:
         return None
@@ -217,7 +217,7 @@ def _region_from(residual: FloatArray, octaves: FloatArray, inside: FloatArray) 
 
 
 def _drawn(mask: BoolArray, most: int, seed: int) -> IntArray:
-    """Return the indices of at most ``most`` rows of ``mask``, drawn at random and sorted."""
+    """Return the indices of rows marked in ``mask``: all, or ``most`` of them drawn at random; sorted."""
     rows = np.flatnonzero(mask)
     if len(rows) <= most:
         return rows

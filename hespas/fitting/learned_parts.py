@@ -108,7 +108,7 @@ class LearnedPart:
 
     @property
     def support(self) -> tuple[str, ...]:
-        """Names of the size dimensions of the part's kinds, without repetition."""
+        """Return the names of the size dimensions of the part's kinds, without repetition."""
         return tuple(dict.fromkeys(name for kind in self.kinds for name in KINDS[kind]))
 
 
@@ -159,7 +159,9 @@ PARTS: tuple[LearnedPart, ...] = (
 
 
 def rows_of_part(part: LearnedPart, table: Measurements) -> IntArray:
-    """Return the numbers of the table rows that belong to a part; empty if the part is of another table."""
+    """Return the numbers of the table rows that belong to a part (one learned model); empty if the part is of
+    another table.
+    """
     if not table.name.startswith(part.table):
         return np.empty(0, np.int64)
     rows = table.ops.kind.where(*part.kinds)
@@ -224,7 +226,9 @@ def family_name(device: Device) -> str:
 
 
 def transferable(part: LearnedPart, names: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the names of the columns that do not identify a device."""
+    """Return the names of the tree columns that do not identify a device, so that they are useful for new
+    devices.
+    """
     is_product = FAMILIES[part.kinds[0]] == "product"
     of_devices = _DEVICE_COLUMNS | _PRODUCT_SIZES if is_product else _DEVICE_COLUMNS
     return tuple(name for name in names if name not in of_devices)
@@ -401,7 +405,7 @@ def constant(columns: int, value: float) -> Forest:
 
 
 class _TreeColumns:
-    """One tree as arrays: inner nodes from the root down, leaves from left to right."""
+    """One boosted tree as arrays: inner nodes from the root down, leaves from left to right."""
 
     def __init__(self, nodes: NDArray[np.void]) -> None:
         is_leaf: list[bool] = (nodes["is_leaf"] > 0).tolist()

@@ -206,8 +206,8 @@ class _FittedForm:
 
 
 class _AdaptationFold(NamedTuple):
-    """One fold: rows that the forms were fitted to, held-out rows, and the log of measured over predicted
-    time of all rows.
+    """One fold of the adaptation: rows to which the forms were fitted, held-out rows, and the log of measured
+    over predicted time of all rows.
     """
 
     fitted: IntArray
@@ -216,7 +216,7 @@ class _AdaptationFold(NamedTuple):
 
 
 class _ReferenceModel:
-    """Model of reference devices, and the rows of a new device to which it is adapted."""
+    """Learned model of reference devices, and the rows of a new device to which it is adapted."""
 
     def __init__(
         self,
@@ -262,7 +262,7 @@ class _ReferenceModel:
     def residual(
         self, folds: Sequence[_AdaptationFold], form: BoostingForm | None, *, transfers: bool, seed: int
     ) -> FloatArray:
-        """Return the errors [log time] of one choice of options on held-out rows, shape ``(rows,)``."""
+        """Return the errors [log time] that one choice of options has on held-out rows, shape ``(rows,)``."""
         residual = np.full(len(self._measured), np.nan)
         for fold in folds:
             ratio = fold.ratio - transfers * self._transfer
@@ -379,8 +379,8 @@ class _ReferenceModel:
         return ratio
 
     def _grown(self, ratio: FloatArray, numbers: IntArray, form: BoostingForm | None, seed: int) -> Forest:
-        """Return trees fitted to the rows ``numbers``. Without hyperparameters (None), return a constant: the
-        median ratio, shrunk towards 0.
+        """Return trees fitted to the remaining errors of the rows ``numbers``. Without hyperparameters
+        (None), return a constant: the median ratio, shrunk towards 0.
         """
         if form is None:
             median = float(np.median(ratio[numbers])) * len(numbers) / (len(numbers) + _FIRM_ROWS)
@@ -434,7 +434,9 @@ _START_NS = 3e3
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OwnPart:
-    """Part of a user's rows; ``fault`` is the reason that it cannot be fitted (empty: it can)."""
+    """Rows of a user that one learned model can be fitted to. ``fault`` is the reason that it cannot be
+    fitted (empty: it can).
+    """
 
     part: LearnedPart
     rows: TrainingRows
@@ -509,7 +511,9 @@ def _parts_by_format(
 
 
 def _checked_part(part: LearnedPart, rows: TrainingRows, seed: int) -> OwnPart:
-    """Return a part with its rows. It is held out by layers if there are many, otherwise by single sizes."""
+    """Return a part with its rows, and how they are held out: by layers if there are many layers, otherwise
+    by single sizes.
+    """
     count = len(rows.ratio)
     label = " ".join((*part.kinds, *part.schemes))
     if count < FEWEST_ROWS:

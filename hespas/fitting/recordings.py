@@ -99,7 +99,7 @@ _CommonKernels = Mapping[KernelName, KernelClass]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _RecordedClass:
-    """Fitted class of operations: the name of its form, the solution, and the number of its rows."""
+    """Fitted class of recorded operations: the name of its form, the solution, and the number of its rows."""
 
     form: str
     solution: FormSolution
@@ -376,7 +376,7 @@ class HeldOutRecording:
 
     @property
     def weight(self) -> FloatArray:
-        """Weight of each row in the error statistics."""
+        """Return the weight of each row in the error statistics."""
         return np.full(len(self), min(1.0, ENOUGH / max(len(self), 1)))
 
 

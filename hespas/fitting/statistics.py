@@ -154,8 +154,7 @@ def _bootstrap_interval(size: FloatArray, shape: IntArray) -> tuple[float, float
 
 @lru_cache(maxsize=128)
 def _resample_counts(blocks: int) -> NDArray[np.uint8]:
-    """Return how often each block occurs in each bootstrap resample, shape ``(resamples, blocks)``.
-
+    """Return how often each block of rows occurs in each bootstrap resample, shape ``(resamples, blocks)``.
     Cached, because summaries of large tables need the same counts often.
     """
     drawn = np.random.default_rng(_SEED).integers(0, blocks, (_RESAMPLES, blocks))

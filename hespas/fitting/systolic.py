@@ -60,7 +60,7 @@ _OF_ANY = ("t0_ns", "ns_per_byte")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _LineColumns:
-    """Input rows of one line, with one column for each parameter, shape ``(rows, parameters)``."""
+    """Input columns of one line, one column for each parameter, shape ``(rows, parameters)``."""
 
     names: tuple[str, ...]
     columns: FloatArray

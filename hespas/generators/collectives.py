@@ -122,7 +122,7 @@ class CollectiveBenchmark:
 
     @property
     def name(self) -> str:
-        """Name with the number of ranks."""
+        """Return the name of the benchmark, with the number of ranks."""
         return f"collectives-{self.ranks}"
 
     def account(self) -> Account:

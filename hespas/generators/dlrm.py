@@ -50,25 +50,25 @@ class DlrmStep(Bounded):
 
     @property
     def name(self) -> str:
-        """Name with the sharding and the ranks."""
+        """Return the name of the step, with the sharding and the ranks."""
         return f"dlrm-{self.sharding}{self.ranks}"
 
     @property
     def bottom_layers(self) -> list[tuple[int, int]]:
-        """Inputs and outputs of each layer of the bottom MLP."""
+        """Return the inputs and outputs of each layer of the bottom MLP."""
         return list(pairwise((*self.bottom, self.width)))
 
     @property
     def top_layers(self) -> list[tuple[int, int]]:
-        """Inputs and outputs of each layer of the top MLP, from pairs of features and dense ones to one
-        number.
+        """Return the inputs and outputs of each layer of the top MLP, from pairs of features and dense ones
+        to one number.
         """
         features = self.tables + 1
         return list(pairwise((features * (features - 1) // 2 + self.width, *self.top, 1)))
 
     @property
     def dense_parameters(self) -> int:
-        """Weights and biases of both MLPs."""
+        """Return the number of weights and biases of both MLPs."""
         return sum((inputs + 1) * outputs for inputs, outputs in (*self.bottom_layers, *self.top_layers))
 
     def account(self) -> Account:
@@ -85,7 +85,7 @@ class DlrmStep(Bounded):
 
     @property
     def element(self) -> str:
-        """Element type of the tensors; products in TF32 have f32 tensors."""
+        """Return the element type of the tensors; products in TF32 have f32 tensors."""
         return "f32" if self.dtype == "tf32" else self.dtype
 
     def workload(self) -> Workload:
@@ -116,7 +116,7 @@ class DlrmStep(Bounded):
 
 
 class _DlrmWriter:
-    """Writer of the nodes of a step."""
+    """Writer of the nodes of a DLRM step to a graph."""
 
     def __init__(self, step: DlrmStep, kernels: KernelWriter) -> None:
         self.step, self.kernels = step, kernels

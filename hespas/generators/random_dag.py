@@ -107,7 +107,9 @@ class RandomJob(Bounded):
 
 @dataclass(slots=True)
 class _ClassProgram:
-    """Nodes of one rank class. ``last`` is its latest communication node."""
+    """Program of one rank class of a random job while it is built. ``last`` is its latest communication
+    node.
+    """
 
     builder: GraphBuilder
     last: list[int] = field(default_factory=list[int])
@@ -149,7 +151,7 @@ class _RandomJobBuilder:
         self._tag = 0
 
     def draw(self) -> None:
-        """Draw one event."""
+        """Draw one event (computation, collective or message) at random and add it."""
         settings, draw = self.settings, self.random.random()
         if draw < settings.collective_share:
             size = self.size()
@@ -261,7 +263,7 @@ class _RandomJobBuilder:
 
     def message(self, *, lost: bool = False) -> None:
         """Add messages from the ranks of one class to another class, or around the ring of a single class.
-        With ``lost``, leave out the receives.
+        With ``lost``, the receives are left out, which breaks the job.
         """
         settings, size = self.settings, self.size()
         self._tag += 1
@@ -278,7 +280,7 @@ class _RandomJobBuilder:
             self._half(self.programs[target], NodeKind.RECV, permutation, size)
 
     def violate(self, rule: str) -> None:
-        """Add exactly one violation of a rule at the end of the job."""
+        """Add exactly one violation of a checker rule at the end of the job."""
         settings = self.settings
         match rule:
             case "cycle":  # two operations of a rank wait for each other

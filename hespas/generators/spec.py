@@ -29,8 +29,8 @@ and one number times its byte count within the 64 bits of a tensor dimension.
 
 
 def beyond_bound(settings: object) -> Iterator[tuple[str, str]]:
-    """Yield the name and the abbreviated value of each number of a dataclass that is larger than
-    :data:`MOST_COUNT`.
+    """Yield the numbers in the fields of a dataclass that are larger than :data:`MOST_COUNT`: the name and
+    the abbreviated value of each.
     """
     for name in (field.name for field in fields(cast("Any", settings))):
         value: object = getattr(settings, name)
@@ -42,7 +42,7 @@ def beyond_bound(settings: object) -> Iterator[tuple[str, str]]:
 
 @dataclass(frozen=True)
 class Bounded:
-    """Base class of settings: a frozen dataclass that checks its numbers in the constructor."""
+    """Base class of generator settings: a frozen dataclass that checks its numbers in the constructor."""
 
     __slots__ = ()
 
@@ -67,7 +67,7 @@ def cuts_of(kind: CollectiveKind, members: int) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filling:
-    """Part of the peak memory, on the rank with the highest peak."""
+    """Part of the peak memory of the rank with the highest peak, such as weights or activations."""
 
     what: str
     size_bytes: float
@@ -96,7 +96,7 @@ class Account:
 
 
 class Generator(Protocol):
-    """Settings of a workload. Equal settings make equal workloads."""
+    """Generator of a workload from settings, which are its fields. Equal settings make equal workloads."""
 
     @property
     def name(self) -> str:

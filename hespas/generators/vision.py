@@ -228,8 +228,8 @@ class _VisionWriter:
         self.kernels.vector("adam", "adam", reads, writes, after=self.reduced)
 
     def _unit(self, name: str, parameters: int, forward: Callable[[], None]) -> None:
-        """Add the forward pass of a unit (``forward``) and the gather of its weights. Put the collectives of
-        its backward pass on the tape.
+        """Add the forward pass of a layer group (``forward``) and the gather of its weights. Append the
+        collectives of its backward pass to the tape.
         """
         self.kernels.module = name
         self._gather("gather", parameters)

@@ -44,7 +44,7 @@ _Scalar = TypeVar("_Scalar", np.float64, np.int32, np.int16, np.uint8)
 
 
 class _SparseColumn:
-    """Column with a default that few nodes override."""
+    """Column of a builder in which most nodes have a default value; only other values are stored."""
 
     __slots__ = ("default", "values")
 
@@ -61,7 +61,9 @@ class _SparseColumn:
 
 
 class _RaggedBuffer:
-    """Lists of integers, one per row, in two flat buffers: all values, and the length of each row."""
+    """Growing lists of integers, one per row, stored in two flat buffers: all values, and the length of each
+    row.
+    """
 
     __slots__ = ("lengths", "values")
 
@@ -300,9 +302,8 @@ class GraphBuilder:
 
 
 def region_executions(regions: RegionTable, region: SmallIntArray) -> FloatArray:
-    """Return the executions per step of nodes in each ``region``.
-
-    They are the product of the trip counts of the region and of all regions around it.
+    """Return how often nodes of each ``region`` run per step: the product of the trip counts of the region
+    and of all regions around it.
     """
     if not len(regions) or not (region >= 0).any():
         return constant(1.0, len(region))

@@ -60,7 +60,7 @@ _Scalar = TypeVar("_Scalar", bound=np.generic)
 
 
 def constant(value: float, rows: int) -> FloatArray:
-    """Return a float column of one value, in constant memory."""
+    """Return a float column of one repeated value that takes the memory of a single value."""
     return np.broadcast_to(np.float64(value), (rows,))
 
 
@@ -70,7 +70,7 @@ def is_one_value(column: NDArray[np.generic]) -> bool:
 
 
 def constant_if_equal(column: NDArray[_Scalar]) -> NDArray[_Scalar]:
-    """Return the column, in constant memory if all its values are equal (or NaN)."""
+    """Return the column, stored as one value if all its values are equal (or NaN)."""
     if len(column) < 2:
         return column
     first = column[0]
@@ -79,9 +79,7 @@ def constant_if_equal(column: NDArray[_Scalar]) -> NDArray[_Scalar]:
 
 
 def taken(column: NDArray[_Scalar], rows: IntArray) -> NDArray[_Scalar]:
-    """Return the values of a column at some rows. A column in constant memory gives a result in constant
-    memory.
-    """
+    """Return the values of a column at some rows. If the column is stored as one value, so is the result."""
     return np.broadcast_to(column[:1], rows.shape) if is_one_value(column) and len(column) else column[rows]
 
 
@@ -96,7 +94,7 @@ def at_rows(column: NDArray[_Scalar], rows: NDArray[np.integer], missing: float)
 def mapped(
     values: NDArray[np.integer], convert: Callable[[int], float], dtype: type[_Scalar]
 ) -> NDArray[_Scalar]:
-    """Return the result of a function for each number; it is called once per distinct number."""
+    """Return ``convert(value)`` for each number; the function is called once per distinct number."""
     distinct, position = np.unique(values, return_inverse=True)
     results: NDArray[_Scalar] = np.array([convert(value) for value in distinct.tolist()], dtype)
     column: NDArray[_Scalar] = results[position.reshape(-1)]
@@ -133,7 +131,9 @@ def is_every_row(rows: IntArray, count: int) -> bool:
 
 
 def check_lengths(owner: str, rows: int, columns: Mapping[str, Sized]) -> None:
-    """Raise :class:`InvariantError` for a column that does not have ``rows`` rows."""
+    """Raise :class:`InvariantError` if a column does not have ``rows`` rows; ``owner`` names the table in the
+    message.
+    """
     for name, column in columns.items():
         if len(column) != rows:
             raise InvariantError(f"{owner}: column {name} does not have {rows} rows")

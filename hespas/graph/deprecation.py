@@ -26,7 +26,9 @@ def warn_renamed(old: str, new: str, stacklevel: int = 3) -> None:
 
 
 def moved_names(package: str, modules: Mapping[str, str]) -> Callable[[str], object]:
-    """Return the ``__getattr__`` of a package for names that moved: name -> module that has it now."""
+    """Return a function for use as ``__getattr__`` of a package whose names moved: ``modules`` maps each name
+    to the module that has it now.
+    """
 
     def find(name: str) -> object:
         if name not in modules:
@@ -64,9 +66,8 @@ class RenamedAttribute:
 def renamed_arguments(
     **new_names: str,
 ) -> Callable[[Callable[_Parameters, _Result]], Callable[_Parameters, _Result]]:
-    """Decorate a function so that it accepts deprecated keyword arguments: ``old="new"``.
-
-    The decorated function raises ``TypeError`` if a call has both names of an argument.
+    """Return a decorator for functions whose keyword arguments were renamed (``old="new"``): old names still
+    work, with a warning. A call with both names raises ``TypeError``.
     """
 
     def decorate(function: Callable[_Parameters, _Result]) -> Callable[_Parameters, _Result]:
@@ -81,8 +82,8 @@ def renamed_arguments(
 
 
 def renamed_fields(**new_names: str) -> Callable[[_Class], _Class]:
-    """Decorate a dataclass so that its constructor and its attributes accept deprecated names:
-    ``old="new"``.
+    """Return a decorator for dataclasses whose fields were renamed (``old="new"``): old names still work in
+    the constructor and as attributes, with a warning.
     """
 
     def decorate(kind: _Class) -> _Class:

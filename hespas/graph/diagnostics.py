@@ -16,7 +16,7 @@ __all__ = ["Diagnostic", "Diagnostics", "Findings", "Renamed", "Severity"]
 
 
 class Severity(Enum):
-    """Severity of a finding. An ``ERROR`` makes a checked file invalid."""
+    """Severity of a diagnostic: information, warning or error. An ``ERROR`` makes a checked file invalid."""
 
     INFO = "info"
     WARNING = "warning"
@@ -153,7 +153,9 @@ class Renamed(Diagnostics):
         self._into, self._path, self._name, self._without = into, path, name, without
 
     def record(self, diagnostic: Diagnostic, count: int) -> None:
-        """Record and forward a finding under the name that the user gave."""
+        """Record and forward a finding about a temporary file under the name of the file that the user
+        gave.
+        """
         if diagnostic.code in self._without:
             return
         location, path = (

@@ -72,7 +72,7 @@ def _table(columns: _Columns, index: str) -> pd.DataFrame:
 
 
 def _named(codes: NDArray[np.integer], names: list[str]) -> pd.Categorical[str]:
-    """Return codes as a categorical column of names; -1 is missing."""
+    """Return a column of codes as a categorical column of names; -1 becomes missing."""
     import pandas as pd
 
     return pd.Categorical.from_codes(codes.astype(np.int64), categories=pd.Index(names))

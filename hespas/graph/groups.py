@@ -49,7 +49,9 @@ Digit = tuple[int, int]
 
 
 def _spread(digits: Sequence[Digit]) -> IntArray:
-    """Return all numbers that mixed-radix digits can form; the first digit varies slowest."""
+    """Return all numbers that mixed-radix digits can form, each the sum of one multiple per stride; the first
+    digit varies slowest.
+    """
     values = np.zeros(1, np.int64)
     for size, stride in digits:
         values = (values[:, None] + np.arange(size, dtype=np.int64) * stride).reshape(-1)
@@ -298,9 +300,8 @@ def groups_text(groups: GroupSet, num_ranks: int) -> str:
 def _split_digits(
     digits: Sequence[Digit], group_size: int
 ) -> tuple[tuple[Digit, ...], tuple[Digit, ...]] | None:
-    """Split digits in two: the slow digits, and fast digits that form ``group_size`` numbers.
-
-    Return None if ``group_size`` does not divide at a digit.
+    """Split digits into slow digits and fast digits, which form ``group_size`` numbers. Return None if the
+    boundary is within a digit.
     """
     members: list[Digit] = []
     rest = list(digits)
@@ -320,7 +321,9 @@ def _split_digits(
 
 
 def digits_of(values: IntArray) -> tuple[Digit, ...] | None:
-    """Return digits that form exactly ``values`` in order (the first is 0), or None if there are none."""
+    """Return mixed-radix digits that form exactly the numbers ``values`` in this order (the first is 0); None
+    if there are none.
+    """
     digits: list[Digit] = []
     while len(values) > 1:
         stride = int(values[1] - values[0])
@@ -481,8 +484,8 @@ class GroupMembership:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PermutationPeers:
-    """``target`` and ``source`` of each rank, -1 for none, shape ``(ranks,)``. Peers outside of the job are
-    -1.
+    """Peers of each rank in a permutation: ``target`` and ``source``, -1 for none, shape ``(ranks,)``. Peers
+    outside of the job are -1.
     """
 
     target: IntArray
@@ -548,9 +551,8 @@ def peers_of(permutation: Permutation, num_ranks: int) -> PermutationPeers:
 
 
 def salted(value: NDArray[np.uint64], salt: int) -> NDArray[np.uint64]:
-    """Return hashes of 64-bit numbers (SplitMix64's finaliser): every bit depends on ``value`` and ``salt``.
-
-    Such hashes of their operations and peers distinguish ranks.
+    """Return a hash of each 64-bit number (SplitMix64's finaliser) that depends on ``salt``. The analysis of
+    rank behaviour combines such hashes of operations and peers to distinguish ranks.
     """
     mixed = value + np.uint64((salt * 0x9E3779B97F4A7C15 + 0x2545F4914F6CDD1D) & (2**64 - 1))
     mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)

@@ -326,7 +326,9 @@ class DeclaredOption:
 
 
 class _Names(dict[str, Any]):
-    """Namespace for the type hints of a module. Names that only type checkers import are ``Any``."""
+    """Namespace in which the type hints of a module are evaluated. Names that only type checkers import are
+    ``Any``.
+    """
 
     def __missing__(self, name: str) -> Any:
         return getattr(builtins, name, Any)

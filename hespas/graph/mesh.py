@@ -18,7 +18,7 @@ _MAX_DEVICES = 1 << 24
 
 
 class JaxMesh(Protocol):
-    """``jax.sharding.Mesh`` or ``AbstractMesh``: axis sizes by name."""
+    """Protocol of ``jax.sharding.Mesh`` and ``AbstractMesh``: axis sizes by name."""
 
     @property
     def shape(self) -> Mapping[str, int]:

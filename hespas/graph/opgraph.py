@@ -60,7 +60,7 @@ __all__ = [
 
 
 class NodeKind(IntEnum):
-    """Kinds of nodes, by how a scheduler treats them."""
+    """Kind of a node, which decides how a scheduler treats it."""
 
     COMPUTE = 0
     COLLECTIVE = 1
@@ -75,7 +75,7 @@ class NodeKind(IntEnum):
 
 
 class OpClass(IntEnum):
-    """Classes of operations in the cost table."""
+    """Class of an operation in the cost table, such as matmul or elementwise."""
 
     UNKNOWN = 0
     FREE = 1
@@ -135,7 +135,7 @@ class CollectiveKind(IntEnum):
 
 
 class Resource(IntEnum):
-    """Resources that run nodes."""
+    """Resource that runs a node: compute, communication, copy, or the host."""
 
     DEVICE = 0
     HOST = 1
@@ -519,7 +519,7 @@ class Totals:
 
 
 def known_sum(column: FloatArray) -> float:
-    """Return the sum of the known terms; NaN if terms are unknown and the others are 0."""
+    """Return the sum of the known values of a column; NaN if values are unknown and all others are 0."""
     unknown = np.isnan(column)
     with np.errstate(over="ignore"):  # the sum of finite terms can be infinite
         total = float(column[~unknown].sum())

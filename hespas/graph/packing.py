@@ -60,14 +60,16 @@ def unpack(data: bytes) -> Workload:
 
 
 class _Packer:
-    """Converter of a workload to nested plain values, with arrays in a list apart and by number."""
+    """Converter of a workload to nested plain values. Arrays are collected in a separate list and referred to
+    by number.
+    """
 
     def __init__(self) -> None:
         self.arrays: list[tuple[str, tuple[int, ...], bool, memoryview]] = []
         self._numbers: dict[int, int] = {}
 
     def packed(self, value: object) -> object:
-        """Return a scalar unchanged, and other values as a pair of their kind and content."""
+        """Return a scalar unchanged, and any other value as a pair of its kind and content."""
         if value is None or isinstance(value, bool | int | float):
             return value
         if isinstance(value, str):

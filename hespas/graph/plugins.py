@@ -69,7 +69,9 @@ class PluginTable:
     builtin: Mapping[str, str]
 
     def plugins(self) -> dict[str, str]:
-        """Return the rows of other packages. A row whose name exists already is reported and skipped."""
+        """Return the plug-ins of a table: name and target of the rows that other packages register. A row
+        whose name exists already is reported and skipped.
+        """
         targets: dict[str, str] = {}
         for name, target in registered(self.group):
             taken = self.builtin.get(name) or targets.get(name)

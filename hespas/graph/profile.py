@@ -147,7 +147,7 @@ class MeasuredMemory(ColumnTable):
 
 
 class OptionalEventColumns(TypedDict, total=False):
-    """Columns of :class:`Profile` that a source may omit."""
+    """Columns of :class:`Profile` that a profiler may not record."""
 
     op_id: NDArray[np.integer]
     module_id: NDArray[np.integer]

@@ -183,7 +183,7 @@ def united(start_ns: FloatArray, end_ns: FloatArray) -> tuple[FloatArray, FloatA
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Intervals:
-    """Set of disjoint intervals [ns], sorted: each ends before the next one starts."""
+    """Set of disjoint time intervals [ns], sorted: each ends before the next one starts."""
 
     start: FloatArray
     end: FloatArray
@@ -199,7 +199,7 @@ class Intervals:
 
     @property
     def length_ns(self) -> float:
-        """Return the total length."""
+        """Return the total length of the intervals [ns]."""
         return float((self.end - self.start).sum())
 
     def joined(self, other: Intervals) -> Intervals:
@@ -218,7 +218,7 @@ class Intervals:
         return covered
 
     def elapsed_ns(self, at: FloatArray) -> FloatArray:
-        """Return the covered time before each moment: a clock that stops between the intervals."""
+        """Return how much of the time before each moment is inside the intervals [ns]."""
         if not len(self):
             return np.zeros(len(at))
         before = np.append(0.0, np.cumsum(self.end - self.start))

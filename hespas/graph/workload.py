@@ -109,7 +109,7 @@ class Workload:
 
     @property
     def _is_constant(self) -> bool:
-        """True if the column has stride 0: all ranks run one class."""
+        """Return True if the column of rank classes has stride 0: all ranks run one class."""
         return self.rank_class.strides == (0,)
 
     @property
@@ -136,11 +136,11 @@ class Workload:
 
     @property
     def class_sizes(self) -> tuple[int, ...]:
-        """Number of ranks of each class."""
+        """Return the number of ranks of each class."""
         return self.sizes_within(range(self.num_ranks))
 
     def sizes_within(self, ranks: range) -> tuple[int, ...]:
-        """Return the number of ranks of each class in the range ``ranks``."""
+        """Return, for each class, how many of its ranks are in ``ranks``."""
         chosen = self.rank_class[ranks.start : ranks.stop]
         if self._is_constant:
             shared = int(self.rank_class[0])
@@ -278,7 +278,7 @@ def step_facts(metadata: Mapping[str, str]) -> StepFacts | None:
 
 
 def _number(text: str, otherwise: float) -> float:
-    """Return a number above 0, else ``otherwise``."""
+    """Return the number that a text states, if it is above 0, else ``otherwise``."""
     try:
         value = float(text)
     except ValueError:

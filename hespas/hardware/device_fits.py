@@ -101,7 +101,7 @@ class FitBand:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FitRange:
-    """Range of one size in the fitted data."""
+    """Smallest and largest value of one size in the data of a fit."""
 
     name: str
     low: float
@@ -136,7 +136,7 @@ class Fit:
 
     @property
     def key(self) -> tuple[str, str, str, str]:
-        """Labels that identify a fit: kind, operation, number format and variant."""
+        """Return the labels that identify a fit: kind, operation, number format and variant."""
         return self.kind, self.op, self.scheme, self.variant
 
     def value(self, name: str) -> float:
@@ -327,7 +327,7 @@ _REMEDY = "write it as name = [value, standard error], or fit again with hespas-
 
 
 class FitRow(TomlRow, frozen=True, kw_only=True):
-    """Fit as a row of a TOML file."""
+    """Fit in the form of a row of a TOML file."""
 
     kind: Text
     op: str
@@ -446,7 +446,7 @@ def fits_to_toml(name: str, fits: Iterable[Fit]) -> str:
 
 
 def fit_row(fit: Fit, quoted: Callable[[str], str]) -> str:
-    """Return a fit as a TOML inline table; ``quoted`` encodes a text."""
+    """Return a fit as a TOML inline table; ``quoted`` is the function that encodes a text."""
     texts = [(name, getattr(fit, name)) for name in ("kind", "op", "scheme", "variant", "form")]
     parts = [f"{name} = {quoted(text)}" for name, text in texts]
     if fit.default:

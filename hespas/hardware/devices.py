@@ -334,8 +334,8 @@ _COPIED_FIELDS = frozenset(Device.__dataclass_fields__) - {"sources", "learned_m
 
 
 def _check_device(file: _DeviceFile, table: Mapping[str, object], path: Path) -> None:
-    """Check what types cannot express: sources, element types, one main memory, a dense rate, and unique
-    rows.
+    """Check the rules of a device file that types cannot express: sources, element types, one main memory, a
+    dense rate, and unique rows.
     """
     if not file.sources:
         hint = 'add [sources] and below it a key per source: vendor = "data sheet, title and date"'
@@ -481,7 +481,9 @@ def _relative(card: str, folder: Path | None) -> str:
 
 
 def _row(row: TomlRow) -> str:
-    """Return a row as a TOML inline table, without empty optional texts and unknown energies."""
+    """Return a row of a device file as a TOML inline table, without empty optional texts and unknown
+    energies.
+    """
     pairs = list(structs.asdict(row).items())
     omitted = {"energy_pj_per_flop", "energy_pj_per_byte"} if ("energy_source", "") in pairs else set[str]()
     shown = [(name, value) for name, value in pairs if value != "" and name not in omitted]

@@ -241,8 +241,8 @@ class TrainingShares(TomlRow, frozen=True, kw_only=True):
 
 
 class CommonShares(TrainingShares, frozen=True, kw_only=True):
-    """Contents of the file for all devices: figures that do not depend on the family, and defaults for
-    unknown devices.
+    """Contents of the file of training shares for all devices: figures that do not depend on the device
+    family, and defaults for unknown devices.
     """
 
     power: PowerExponent

@@ -183,7 +183,7 @@ def cpu_name() -> str:
 
 
 def _call_overhead(bench: _Bench) -> TimedSample:
-    """Measure the time of a NumPy call that does almost no work."""
+    """Return the time of a NumPy call that does almost no work, as measured."""
     one, out = np.ones(1, np.float32), np.empty(1, np.float32)
     return bench.sample(lambda: np.multiply(one, one, out=out))
 
@@ -197,7 +197,7 @@ def _gemm_peak(bench: _Bench, dtype: str, element: type[np.floating]) -> Peak:
 
 
 def _vector_peak(bench: _Bench, dtype: str, element: type[np.number], overhead: TimedSample) -> Peak:
-    """Measure the rate of one multiply per element, on three arrays that together fill half of the L2
+    """Return the measured rate of one multiply per element, on three arrays that together fill half of the L2
     cache.
     """
     machine = bench.machine
@@ -210,7 +210,9 @@ def _vector_peak(bench: _Bench, dtype: str, element: type[np.number], overhead: 
 
 
 def _main_memory(bench: _Bench) -> Memory:
-    """Measure concurrent copies by all threads; the rate counts bytes read plus bytes written."""
+    """Return the bandwidth of the main memory, measured by concurrent copies by all threads; bytes read and
+    bytes written both count.
+    """
     machine = bench.machine
     source = np.ones(bench.plan.copy_bytes // 8, np.float64)
     target = np.empty_like(source)
@@ -245,8 +247,8 @@ def _cache(bench: _Bench, overhead: TimedSample) -> Memory:
 
 
 def _net(sample: TimedSample, overhead: TimedSample) -> float:
-    """Return the time of a call without the call overhead. If the overhead dominates (the probe is too
-    small), return the whole time.
+    """Return the time of a call without the overhead of calling NumPy. If the overhead dominates, because the
+    measured work is too small, return the whole time.
     """
     net_ns = sample.median_ns - overhead.median_ns
     return net_ns if net_ns > 0.1 * sample.median_ns else sample.median_ns

@@ -258,7 +258,7 @@ def _accumulator_distance(peak: Peak, requested: str) -> tuple[int, int]:
 
 @lru_cache(maxsize=256)
 def _rate_class(dtype: str) -> str:
-    """Return the key under which the fallback tables list an element type."""
+    """Return the key under which the tables of substitute rates list an element type."""
     entry = find_dtype(dtype)
     if entry is None or entry.kind in (DTypeKind.TOKEN, DTypeKind.OPAQUE):
         names = ", ".join(e.name for e in DTYPES if e.kind not in (DTypeKind.TOKEN, DTypeKind.OPAQUE))

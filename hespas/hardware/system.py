@@ -116,7 +116,7 @@ class Dimension(TomlRow, frozen=True, kw_only=True):
 
     @property
     def received_bytes_per_s(self) -> float:
-        """Receiving rate of a device, one direction, all its links together."""
+        """Return the receiving rate of a device, one direction, all its links together."""
         down = self.down_bandwidth_bytes_per_s
         return self.bandwidth_bytes_per_s if isnan(down) else down
 
@@ -151,7 +151,7 @@ class System:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Sizes of the dimensions, innermost first; -1 if the job decides."""
+        """Return the sizes of the network dimensions, innermost first; -1 if the job decides."""
         return tuple(dimension.size for dimension in self.dimensions)
 
     @property

@@ -105,7 +105,7 @@ class FigureSource:
 
 @dataclass(frozen=True, slots=True)
 class FileKind:
-    """Texts for error messages about a kind of file: its name ``what``, a hint ``where`` to find such files,
+    """Kind of a hardware file, for error messages: its name ``what``, a hint ``where`` to find such files,
     and a hint with an ``example``.
     """
 
@@ -153,7 +153,9 @@ def read_rows(path: Path, kind: type[_Document], about: FileKind) -> tuple[dict[
 
 
 def _check_within(row: Struct, where: str, path: Path) -> None:
-    """Check the figures of a row that may be unknown (NaN), which the bounds of a type cannot express."""
+    """Check the figures of a row that may be NaN (unknown). Type bounds cannot express this, so they are
+    checked here.
+    """
     for name, kind, within in _figures_and_rows(type(row)):
         value, position = getattr(row, name), f"{where}{name}"
         if within:
@@ -253,7 +255,7 @@ def unexpected_value(value: object, kind: Any, where: str, path: Path) -> Format
 
 
 def _bare(kind: Any) -> object:
-    """Return the plain type under which :data:`_KINDS` describes a type."""
+    """Return the plain type (without annotations) under which :data:`_KINDS` describes a type."""
     bare: object = get_args(kind)[0] if _meta(kind) else kind
     return dict if _row_type(bare) else get_origin(bare) or bare
 
@@ -297,7 +299,7 @@ def _describe(value: object) -> str:
 
 
 def check_source_keys(row: Mapping[str, object], where: str, known: Mapping[str, str], path: Path) -> None:
-    """Raise ``FormatError`` for a source that is not a key of the sources table."""
+    """Raise ``FormatError`` for a figure whose source is not a key of the sources table."""
     for name, key in row.items():
         if name.endswith("source") and key not in known:
             hint = f"use one of the file's sources: {', '.join(sorted(known))}"
@@ -305,7 +307,7 @@ def check_source_keys(row: Mapping[str, object], where: str, known: Mapping[str,
 
 
 def refuse_repeats(path: Path, name: str, keys: Iterable[tuple[object, ...]]) -> None:
-    """Raise ``FormatError`` for the first row whose key repeats the key of an earlier row."""
+    """Raise ``FormatError`` for the first row whose key equals the key of an earlier row."""
     seen: dict[tuple[object, ...], int] = {}
     for index, key in enumerate(keys):
         if key in seen:

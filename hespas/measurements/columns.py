@@ -55,8 +55,7 @@ _PLAIN_TEXTS = frozenset(("string", "large_string"))
 
 
 class Columns:
-    """Batch of rows of a table. The index of ``frame`` is the row number in the file, from 0.
-
+    """Batch of rows of a measurement table. The index of ``frame`` is the row number in the file, from 0.
     Methods raise ``FormatError`` for a column that is missing or has another type.
     """
 
@@ -108,8 +107,8 @@ class Columns:
             raise self._not_numbers(name, str(error)) from error
 
     def sizes(self, **names: str) -> dict[str, FloatArray]:
-        """Return columns of numbers by the size that they contain. Each keyword is a size, its value the name
-        of the column.
+        """Return columns of numbers under the names of the sizes that they contain. Each keyword is a size,
+        its value the name of the column.
         """
         return {size: self.numbers(name) for size, name in names.items()}
 

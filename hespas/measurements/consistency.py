@@ -201,7 +201,7 @@ class RecordingFacts:
 
 
 def facts_of(profile: Profile, path: str) -> RecordingFacts:
-    """Return the facts of a profile that have to agree with other recordings of the job."""
+    """Return the facts of a recording that must agree with the other recordings of its job."""
     bases = [
         profile.metadata.get(name, "") for name in ("first_event_ns", "base_time_ns", "session_start_ns")
     ]

@@ -76,8 +76,8 @@ It is read as a whole, because the events of one operation may be in any rows.
 
 
 def _call(ops: Operations, row: int) -> tuple[str, str, str]:
-    """Return the operation of a row as PyTorch's profiler writes it: name, types and extents of operands.
-    Operations outside PyTorch have no extents.
+    """Return the operation of a row as PyTorch's profiler would record it: name, types and extents of
+    operands. Operations outside PyTorch have no extents.
     """
     kind, op, scheme = ops.kind[row], ops.op[row], ops.scheme[row]
     sizes = {name: float(ops.dim(name)[row]) for name in KINDS[kind]}

@@ -28,7 +28,7 @@ class LeftOut:
     row: int = 0
 
     def __str__(self) -> str:
-        """Return the reason, with the number of the stated row."""
+        """Return the reason why rows were skipped, with the number of one such row."""
         return f"{self.reason} (as in row {self.row:,})" if self.row else self.reason
 
 
@@ -87,7 +87,7 @@ class Measurements:
         return self.take(self.hardware.where(hardware))
 
     def part(self, split: str) -> Measurements:
-        """Return the rows of one split."""
+        """Return the rows of one split of the table, such as ``devval``."""
         return self.take(self.split.where(split))
 
     def shape_group(self) -> IntArray:
@@ -160,7 +160,7 @@ class _GrowingColumn:
     values: NDArray[np.generic] | None = None
 
     def add(self, part: NDArray[np.generic]) -> None:
-        """Append rows to the column."""
+        """Append an array to the column."""
         if not len(part):
             return
         if not self.rows:
@@ -178,7 +178,7 @@ class _GrowingColumn:
         self.rows = rows
 
     def done(self) -> NDArray[np.generic]:
-        """Return the whole column."""
+        """Return the finished column."""
         if self.values is None:
             return np.broadcast_to(self.first, (self.rows,)) if self.rows else self.first
         self.values.resize(self.rows, refcheck=False)
@@ -187,7 +187,7 @@ class _GrowingColumn:
 
 @dataclass(slots=True)
 class _NumberColumns:
-    """Columns of numbers to which parts of a table are appended. A column that a part lacks is NaN in its
+    """Columns of numbers that grow as parts of a table are appended. A column that a part lacks is NaN in its
     rows.
     """
 
@@ -218,7 +218,7 @@ class _NumberColumns:
 
 @dataclass(slots=True)
 class _LabelColumns:
-    """Columns of labels to which parts of a table are appended, with one list of distinct texts per
+    """Columns of labels that grow as parts of a table are appended, with one list of distinct texts per
     column.
     """
 

@@ -87,8 +87,8 @@ def columns_measured(columns: Columns, *, name: str, provenance: str) -> Measure
 
 @dataclass(slots=True)
 class _Selection:
-    """Requested split and device (empty: all), and the splits and devices that were found in the table, for
-    messages.
+    """Requested rows of a table by split and device (empty: all), and the splits and devices that were found
+    in it, for messages.
     """
 
     split: str

@@ -51,8 +51,8 @@ first.
 def _table(
     title: str, marks: str, provenance: str, *, hardware: str = "hardware"
 ) -> Callable[[_ReadTable], _ReadTable]:
-    """Return a decorator that registers the reader of a table format. ``marks`` are columns that together
-    occur in no other format.
+    """Return a decorator that registers a function as the reader of a table format. ``marks`` are columns
+    that together occur in no other format.
     """
 
     def register(make: _ReadTable) -> _ReadTable:
@@ -295,7 +295,9 @@ def _generation(columns: Columns) -> MeasuredRows:
     _AICONFIGURATOR,
 )
 def _attention(columns: Columns) -> MeasuredRows:
-    """Return the operations of a table with both prompts (step 0) and new tokens (step 1 and above)."""
+    """Return the attention operations of a table that has both prompts (step 0) and new tokens (step 1 and
+    above).
+    """
     is_generation = columns.numbers("step") > 0
     if is_generation.all():
         return _generation(columns)

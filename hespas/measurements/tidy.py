@@ -182,7 +182,9 @@ class _TidyRows:
     variant: Labels
 
     def sizes(self, *names: str) -> dict[str, FloatArray]:
-        """Return the named sizes of all rows; sizes without a column are NaN, and 1 for ``batch``."""
+        """Return the sizes with the given names of all rows; sizes without a column are NaN, and 1 for
+        ``batch``.
+        """
         return {name: self.columns.numbers(name, 1.0 if name == "batch" else np.nan) for name in names}
 
     def op(self) -> Labels:
@@ -196,7 +198,7 @@ _KIND_RULES: dict[str, _KindRule] = {}
 
 
 def _kind(name: str) -> Callable[[_KindRule], _KindRule]:
-    """Return a decorator that registers the function which makes the operations of a kind."""
+    """Return a decorator that registers a function as the maker of the operations of a kind."""
 
     def register(rule: _KindRule) -> _KindRule:
         _KIND_RULES[name] = rule

@@ -288,9 +288,7 @@ def collectives(
 
 
 class ConvolutionProduct(NamedTuple):
-    """Sizes of the matrix products that a convolution becomes: ``batch`` sequential products (m, k) by (k,
-    n).
-    """
+    """Matrix products that a convolution is computed as: ``batch`` sequential products (m, k) by (k, n)."""
 
     m: FloatArray
     n: FloatArray

@@ -124,7 +124,7 @@ def element_types_of(graph: OpGraph) -> Labels:
 
 
 def _kinds_with(dim: str) -> BoolArray:
-    """Return a mask over the kinds of operations: True if the kind has the size ``dim``."""
+    """Return a mask over the kinds of operations: True if operations of the kind have the size ``dim``."""
     return np.array([dim in KINDS[name] for name in _NAMES], np.bool_)
 
 
@@ -151,8 +151,8 @@ def _operation_names(
 
 
 def _first(values: SmallIntArray, offsets: IntArray, default: int) -> IntArray:
-    """Return the first value of each node, or ``default`` if the node has none. ``offsets`` delimit the
-    values of each node.
+    """Return the first of the values of each node, or ``default`` if the node has none. ``offsets`` delimit
+    the values of each node.
     """
     starts, ends = offsets[:-1], offsets[1:]
     if not len(values):
@@ -421,7 +421,7 @@ def _transposes(graph: OpGraph, candidates: BoolArray) -> IntArray:
 
 
 def _row_ends(shape: tuple[int, ...]) -> set[int]:
-    """Return the set of products of the last, the last two, ... extents of a shape."""
+    """Return the products of the last extent, the last two extents, and so on of a shape, as a set."""
     ends: set[int] = set()
     length = 1
     for extent in reversed(shape):
@@ -431,8 +431,8 @@ def _row_ends(shape: tuple[int, ...]) -> set[int]:
 
 
 def _order(layout: str, rank: int) -> tuple[int, ...]:
-    """Return the dimensions from the fastest to the slowest in memory, from an HLO layout without tiling;
-    empty for an unknown order.
+    """Return the dimensions of an array from the fastest to the slowest in memory, from an HLO layout without
+    tiling; empty for an unknown order.
     """
     text = layout.strip("{}").partition(":")[0]
     usual = tuple(reversed(range(rank)))

@@ -123,7 +123,9 @@ _ITERATION_ROWS = 1 << 16
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Labels:
-    """Column of texts with few distinct values: ``row`` of shape ``(ops,)`` indexes ``names``."""
+    """Column of texts with few distinct values, such as kinds or number formats: ``row`` of shape ``(ops,)``
+    indexes ``names``.
+    """
 
     row: SmallIntArray
     names: tuple[str, ...]
@@ -166,13 +168,13 @@ class Labels:
         return Labels(taken(self.row, rows), self.names)
 
     def where(self, *names: str) -> IntArray:
-        """Return the rows whose label is one of ``names``."""
+        """Return the rows whose label is one of the given names."""
         wanted = [number for number, name in enumerate(self.names) if name in names]
         return np.flatnonzero(np.isin(self.row, wanted))
 
 
 def rows_by_label(*columns: Labels) -> Iterator[tuple[tuple[str, ...], IntArray]]:
-    """Yield each combination of labels that occurs, with its rows. O(rows log rows)."""
+    """Yield each combination of labels in several columns, with its rows. O(rows log rows)."""
     key = np.zeros(len(columns[0]), np.int64)
     for column in columns:
         key = key * (len(column.names) + 1) + column.row
@@ -282,8 +284,8 @@ class Operations:
 
 
 def _numbered_by_words(columns: Sequence[FloatArray | SmallIntArray], count: int) -> IntArray:
-    """Return the same numbers as :func:`numbered`, faster. Rows are first grouped by a hash of all their
-    values, so that only one row of each group is sorted.
+    """Return the distinct rows of several columns as :func:`numbered` does, but faster. Rows are first
+    grouped by a hash of all their values, so that only one row of each group is sorted.
     """
     words = np.zeros(count, np.uint64)
     for salt, column in enumerate(columns):

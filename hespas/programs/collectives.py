@@ -14,7 +14,7 @@ _RULES: dict[str, _CollectiveRule] = {}
 
 
 def _rule(name: str) -> Callable[[_CollectiveRule], _CollectiveRule]:
-    """Return a decorator that registers the function which writes a collective."""
+    """Return a decorator that registers a function as the writer of a collective."""
 
     def register(rule: _CollectiveRule) -> _CollectiveRule:
         _RULES[name] = rule

@@ -40,7 +40,9 @@ _Axes = tuple[int, ...]
 
 
 class DotAxes(NamedTuple):
-    """Batch and contracted dimensions of a product, for the left and the right operand."""
+    """Dimensions of the operands of a matrix product: batch and contracted dimensions, for the left and the
+    right operand.
+    """
 
     batching: tuple[Sequence[int], Sequence[int]]
     contracting: tuple[Sequence[int], Sequence[int]]
@@ -158,7 +160,9 @@ class _ConvLayout(NamedTuple):
 
 
 class Convolution(NamedTuple):
-    """Convolution as inferred: layout, window of each spatial dimension, and FLOPs (-1: not counted)."""
+    """Convolution whose attributes were inferred from shapes: layout, window of each spatial dimension, and
+    FLOPs (-1: not counted).
+    """
 
     layout: _ConvLayout
     windows: tuple[_ConvWindow, ...]
@@ -202,7 +206,7 @@ def usual_convolution(left: _Shape, right: _Shape, out: _Shape) -> Convolution |
 
 
 def _even_window(extent: int, kernel: int, out: int) -> _ConvWindow | None:
-    """Return a window with a stride of about ``extent / out`` and even padding; None if none fits."""
+    """Return a window with even padding and a stride of about ``extent / out``; None if none fits."""
     stride = max(round(extent / out), 1)
     total = (out - 1) * stride + kernel - extent
     if total < 0:  # the last inputs are not read

@@ -53,7 +53,7 @@ _RULES: dict[str, _OperatorRule] = {}
 
 
 def _rule(*names: str) -> Callable[[_OperatorRule], _OperatorRule]:
-    """Return a decorator that registers the function which writes operations with one result."""
+    """Return a decorator that registers a function as the writer of operations with one result."""
 
     def register(rule: _OperatorRule) -> _OperatorRule:
         _RULES.update(dict.fromkeys(names, rule))
@@ -139,8 +139,8 @@ def _clamp(operands: Types, result: Tensor) -> Operator | None:
 
 
 def broadcast_axes(part: Sequence[int], whole: Sequence[int], *, late: bool = False) -> list[int] | None:
-    """Return a dimension of ``whole`` for each dimension of ``part``, in order. The first fitting dimension
-    is used, or the last if ``late``; None if none fits.
+    """Return for each dimension of ``part``, in order, the dimension of ``whole`` into which it broadcasts:
+    the first fitting one, or the last if ``late``. None if none fits.
     """
     if late:
         mirrored = broadcast_axes(part[::-1], whole[::-1])
@@ -167,8 +167,8 @@ def _broadcast(operands: Types, result: Tensor) -> Operator | None:
 
 @_rule("copy")
 def _copy(operands: Types, result: Tensor) -> Operator | None:
-    """Return a writer of a negation, which moves as many bytes as a copy and is fused like one. StableHLO has
-    no copy.
+    """Return a writer of a copy. StableHLO has none, so it is a negation, which moves as many bytes as a copy
+    and is fused like one.
     """
     if operands != (result,):
         return None
@@ -261,7 +261,7 @@ def _dynamic_update_slice(operands: Types, result: Tensor) -> Operator | None:
 
 
 def longest_axis(tensor: Tensor) -> int:
-    """Return the first dimension of the largest extent."""
+    """Return the first dimension with the largest extent."""
     return max(range(tensor.rank), key=lambda axis: tensor.shape[axis])
 
 

@@ -23,7 +23,7 @@ __all__ = [
 
 
 class Tensor(NamedTuple):
-    """Tensor type of static shape."""
+    """Tensor type with known extents, as in StableHLO text."""
 
     element: DType
     shape: tuple[int, ...]
@@ -77,7 +77,7 @@ class Tensor(NamedTuple):
 
 
 class Value(NamedTuple):
-    """SSA value with its type."""
+    """SSA value of a StableHLO program: its name and its type."""
 
     name: str
     type: Tensor
@@ -112,7 +112,7 @@ def array(numbers: Sequence[int]) -> str:
 
 
 def _listed(operands: Sequence[Value]) -> tuple[str, str]:
-    """Return names and types of operands."""
+    """Return the names and the types of operands as two texts of MLIR."""
     names, types = (value.name for value in operands), (str(value.type) for value in operands)
     return ", ".join(names), ", ".join(types)
 

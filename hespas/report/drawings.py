@@ -27,9 +27,8 @@ _WIDTH, _HEIGHT = 1000, 100
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """Bar of parts in the order of the legend [ns], with its text and, if known, an interval.
-
-    ``whole`` scales a bar to its own sum, not to the longest bar.
+    """Bar of a chart, made of parts in the order of the legend [ns], with its text and, if known, an
+    interval. ``whole`` scales a bar to its own sum, not to the longest bar.
     """
 
     label: str
@@ -42,7 +41,7 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """Steps over time [ns]: the height after each moment, by name of the line."""
+    """Step curves over time [ns] in one figure: the height after each moment, by name of the line."""
 
     caption: str
     time_ns: FloatArray
@@ -51,7 +50,9 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """Spans of one stream: ``style`` is a class of the style sheet, and ``texts`` are shown by the mouse."""
+    """Lane of a timeline: the spans of one stream. ``style`` is a class of the style sheet, and ``texts`` are
+    shown by the mouse.
+    """
 
     label: str
     style: str
@@ -68,14 +69,16 @@ def _markup(parts: Iterable[str]) -> Markup:
 
 
 def legend(styles: Mapping[str, str]) -> str:
-    """Return the keys of a drawing; ``styles`` maps classes of the style sheet to texts."""
+    """Return the legend of a drawing; ``styles`` maps classes of the style sheet to texts."""
     return "".join(
         f'<span class="key"><i class="{style}"></i>{escape(text)}</span>' for style, text in styles.items()
     )
 
 
 def stacked_bars(bars: Sequence[Bar], styles: Mapping[str, str], more: str = "more") -> Markup:
-    """Return bars with their texts; the first ones are shown, the others are folded as ``more``."""
+    """Return a chart of stacked bars with their texts. The first bars are visible; the others are folded
+    under the text ``more``.
+    """
     drawn = bars[:_MOST_BARS]
     longest = max(
         (max(sum(bar.parts), bar.high if isfinite(bar.high) else 0) for bar in drawn if not bar.whole),
@@ -108,7 +111,7 @@ def _bar(bar: Bar, styles: Mapping[str, str], scale: float) -> str:
 
 
 def curves(drawn: Sequence[Curve], most: int = 4) -> Markup:
-    """Return one figure per curve, the ``most`` highest of them."""
+    """Return one figure per curve, for the ``most`` curves with the highest values."""
 
     def height_of(curve: Curve) -> float:
         return (
@@ -140,7 +143,7 @@ def curves(drawn: Sequence[Curve], most: int = 4) -> Markup:
 
 
 def lanes(drawn: Sequence[Lane]) -> Markup:
-    """Return the spans of streams over time, one stream below the other."""
+    """Return a timeline with the spans of streams, one stream below the other."""
     last = max(chain.from_iterable(lane.end_ns for lane in drawn), default=0.0) or 1.0
     most = max(_MOST_SPANS // max(len(drawn), 1), 1)
     parts: list[str] = []

@@ -54,7 +54,7 @@ _LONG_TEXT = 24
 
 
 class NameTable:
-    """Names of a page, one row per distinct name."""
+    """Table of the distinct names that a page shows, so that its data can refer to them by row."""
 
     def __init__(self) -> None:
         self._rows: dict[str, int] = {}
@@ -82,7 +82,9 @@ class NameTable:
 
 @dataclass(frozen=True, slots=True)
 class Paragraph:
-    """Paragraph; ``style`` are classes of the style sheet, such as ``faint`` or ``verdict pass``."""
+    """Paragraph of a report page; ``style`` are classes of the style sheet, such as ``faint`` or
+    ``verdict pass``.
+    """
 
     block: ClassVar[str] = "paragraph"
     text: str
@@ -91,7 +93,7 @@ class Paragraph:
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """Figure with its name, and a note below."""
+    """Figure (number) on a report page with its name, and a note below."""
 
     name: str
     value: str
@@ -100,7 +102,7 @@ class Tile:
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """Figures next to each other, under a title."""
+    """Row of figures next to each other on a report page, under a title."""
 
     block: ClassVar[str] = "tiles"
     title: str
@@ -109,7 +111,9 @@ class Tiles:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drawing:
-    """Figure with its title and a note. ``is_half`` is a figure that may be next to another one."""
+    """Drawing on a report page with its title and a note. ``is_half``: it may be placed next to another
+    one.
+    """
 
     block: ClassVar[str] = "drawing"
     content: Markup
@@ -153,7 +157,7 @@ class TableView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fold:
-    """Blocks that are shown after a click on their summary."""
+    """Part of a report page that is shown after a click on its summary."""
 
     block: ClassVar[str] = "fold"
     summary: str
@@ -167,7 +171,7 @@ Block = Paragraph | Tiles | Drawing | TableView | Fold
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """Section of a page, to which its navigation leads."""
+    """Section of a report page, with a link in the navigation."""
 
     id: str
     title: str
@@ -234,7 +238,9 @@ def _views(blocks: Sequence[Block]) -> list[TableView]:
 
 
 def _table_data(view: TableView, names: NameTable) -> dict[str, Any]:
-    """Return a table as the script reads it: texts and values by column, null if unknown."""
+    """Return a table in the form in which the page's script reads it: texts and values by column, null if
+    unknown.
+    """
     rows = min(len(view.table), view.most)
     header = [column for column in view.table.header if column.detail < 2]
     header.sort(key=lambda column: column.name != view.named)
@@ -280,7 +286,7 @@ def _table_data(view: TableView, names: NameTable) -> dict[str, Any]:
 
 
 def _levels(depths: Sequence[int], hidden: Sequence[bool]) -> list[int]:
-    """Return the depth of each row of a tree below the rows that are not ``hidden``."""
+    """Return the depth of each row of a tree, counted without the rows that are ``hidden``."""
     below: dict[int, int] = {}
     levels: list[int] = []
     for row, depth in enumerate(depths):
@@ -291,7 +297,7 @@ def _levels(depths: Sequence[int], hidden: Sequence[bool]) -> list[int]:
 
 
 def _head_cells(data: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return class and title of the columns that are shown first."""
+    """Return class and title of the columns that the page shows before any click."""
     return [(_column_class(entry), entry["title"]) for entry in _first_columns(data)]
 
 
@@ -310,7 +316,7 @@ def _column_class(entry: Mapping[str, Any]) -> str:
 
 
 def _first_rows(data: Mapping[str, Any], texts: Sequence[str]) -> Markup:
-    """Return the first rows as HTML, as the script draws all rows."""
+    """Return the first rows of a table as HTML, in the same form as the script draws all rows."""
     from markupsafe import Markup, escape
 
     folded, levels = data.get("folded", ()), data.get("levels", ())
@@ -338,7 +344,9 @@ def _first_rows(data: Mapping[str, Any], texts: Sequence[str]) -> Markup:
 
 
 def _count_text(data: Mapping[str, Any]) -> str:
-    """Return the number of rows as the script writes it first; empty if all rows are shown."""
+    """Return the text about the number of rows in the form that the script writes; empty if all rows are
+    shown.
+    """
     found = data["rows"] - sum(data.get("folded", ()))
     counts = f"{min(found, _FIRST_ROWS):,} of {found:,} rows" if found > _FIRST_ROWS else ""
     if data["of"] > data["rows"]:
@@ -370,7 +378,7 @@ def code_text(*names: str, limit: int = 160, most: int = 0) -> Markup:
 
 
 def inputs_text(inputs: Sequence[str], baseline: Sequence[str] = ()) -> Markup:
-    """Return the inputs of a report, and those that they are compared with."""
+    """Return text that lists the inputs of a report, and the inputs that they are compared with."""
     text = code_text(*inputs, most=_MOST_INPUTS)
     return text + ", compared with " + code_text(*baseline, most=_MOST_INPUTS) if baseline else text
 

@@ -140,7 +140,7 @@ def columns(
     limit: int = 80,
     detail: int = 0,
 ) -> list[Column]:
-    """Return columns of one kind, whose titles are their names."""
+    """Return declarations of several columns of one kind; their titles are their names."""
     return [
         Column(name, name, kind, write=write, unknown=unknown, digits=digits, limit=limit, detail=detail)
         for name in names
@@ -148,14 +148,14 @@ def columns(
 
 
 class Name(str):
-    """Name from a file, in a :class:`Phrase`."""
+    """Name from a file inside a :class:`Phrase`. It is escaped or formatted as code where needed."""
 
     __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Phrase:
-    """Value of a column of texts: words of our own and names from files."""
+    """Text value of a table column that mixes Hespas's own words with names from files."""
 
     parts: tuple[str, ...]
 
@@ -165,7 +165,9 @@ class Phrase:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Table:
-    """Columns of equal length with their declarations. ``columns`` holds the values by name."""
+    """Table for reports: columns of equal length with their declarations. ``columns`` holds the values by
+    name.
+    """
 
     header: tuple[Column, ...]
     columns: Mapping[str, Values]
@@ -300,7 +302,7 @@ def _markdown_cell(column: Column, value: object) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _LineEnds:
-    """Stream of lines that end in CRLF, written with another end."""
+    """Stream that replaces the line end CRLF of the CSV writer by another one."""
 
     stream: TextIO
     line_end: str
@@ -321,7 +323,9 @@ _UNITS = {"gbytes_per_s": "GB/s", "tflops_per_s": "TFLOP/s", "_ns": "", "_bytes"
 
 
 def column_of(name: str, kind: Kind = "number") -> Column:
-    """Return the declaration of a column whose name states its quantity; of others the kind is ``kind``."""
+    """Return the declaration of a column from its name: a suffix such as ``_ns`` states its quantity; other
+    columns are of ``kind``.
+    """
     unit = next(suffix for suffix in _UNITS if name.endswith(suffix))
     title = f"{name.removesuffix(unit).replace('_', ' ')} {_UNITS[unit]}".strip()
     kinds: Mapping[Kind, bool] = {
@@ -354,7 +358,7 @@ def table_from_records(records: Sequence[Mapping[str, Any]], names: Sequence[str
 
 
 def _kind_of(values: Sequence[object]) -> Kind:
-    """Return the kind of a column of JSON values."""
+    """Return the kind of a column (text, number, ...) from its JSON values."""
     match next((value for value in values if value is not None), None):
         case bool():
             return "flag"
@@ -388,7 +392,9 @@ _PLAIN_MARKDOWN = re.compile(r"[A-Za-z0-9 _-]*")
 
 
 def markdown_code(name: str, limit: int = 80) -> str:
-    """Return a code span of any text: fenced by more backticks than it has, bars escaped for the table."""
+    """Return any text as a Markdown code span in a table cell: fenced by enough backticks, with bars
+    escaped.
+    """
     text = shown(name, limit) or "(unnamed)"
     text = re.sub(r"\\+\|", lambda match: match[0][:-1] + " |", text).replace("|", "\\|")
     longest = max((len(run) for run in re.findall("`+", text)), default=0)

@@ -44,7 +44,7 @@ def _scaled(value: float, units: Sequence[str], step: float) -> str:
 
 
 def _exponent_text(value: float) -> str:
-    """Format a figure beyond all prefixes, or infinity."""
+    """Format a figure that is infinite or too large for all unit prefixes."""
     if isfinite(value):
         return f"{value:.3e}"
     return "infinite" if value > 0 else "-infinite"
@@ -80,7 +80,9 @@ def count_text(count: float) -> str:
 
 
 def counted(count: float, noun: str, plural: str = "") -> str:
-    """Format a count with its noun: ``1 rank``, ``2 classes``. ``plural`` is the last word if irregular."""
+    """Format a count with its noun: ``1 rank``, ``2 classes``. ``plural`` is the plural of the last word if
+    it is irregular.
+    """
     if count == 1:
         return f"1 {noun}"
     if plural:

@@ -45,7 +45,9 @@ TraceField = IntEnum("TraceField", {"PACKET": 1})
 
 
 class PacketField(IntEnum):
-    """``TracePacket``, and ``TracePacketDefaults`` under the same numbers."""
+    """Field numbers of Perfetto's ``TracePacket``, and of ``TracePacketDefaults``, which has the same
+    numbers.
+    """
 
     CLOCK_SNAPSHOT = 6
     TIMESTAMP = 8
@@ -72,7 +74,7 @@ SequenceFlag = IntFlag("SequenceFlag", {"INCREMENTAL_STATE_CLEARED": 1, "NEEDS_I
 
 
 class BuiltinClock(IntEnum):
-    """``BuiltinClock``: clocks 1..63; 64..127 are local to one packet sequence."""
+    """Numbers of Perfetto's ``BuiltinClock``: clocks 1..63; 64..127 are local to one packet sequence."""
 
     REALTIME = 1
     MONOTONIC = 3
@@ -87,7 +89,7 @@ ClockSnapshotField = IntEnum("ClockSnapshotField", {"CLOCKS": 1, "PRIMARY_TRACE_
 
 
 class ClockField(IntEnum):
-    """``ClockSnapshot.Clock``."""
+    """Field numbers of Perfetto's ``ClockSnapshot.Clock``."""
 
     CLOCK_ID = 1
     TIMESTAMP = 2
@@ -96,7 +98,7 @@ class ClockField(IntEnum):
 
 
 class InternedDataField(IntEnum):
-    """``InternedData``; 1000 is of ``GpuInternedData``."""
+    """Field numbers of Perfetto's ``InternedData``; 1000 is of ``GpuInternedData``."""
 
     EVENT_CATEGORIES = 1
     EVENT_NAMES = 2
@@ -113,7 +115,7 @@ ComputeKernelField = IntEnum("ComputeKernelField", {"DEMANGLED_NAME": 3})
 
 
 class DescriptorField(IntEnum):
-    """``TrackDescriptor``."""
+    """Field numbers of Perfetto's ``TrackDescriptor``."""
 
     UUID = 1
     NAME = 2
@@ -128,7 +130,7 @@ class DescriptorField(IntEnum):
 
 
 class ChildOrdering(IntEnum):
-    """``TrackDescriptor.ChildTracksOrdering``."""
+    """Values of Perfetto's ``TrackDescriptor.ChildTracksOrdering``."""
 
     EXPLICIT = 3
     """By ``sibling_order_rank``."""
@@ -141,7 +143,7 @@ ThreadField = IntEnum("ThreadField", {"PID": 1, "TID": 2, "THREAD_NAME": 5, "REF
 
 
 class EventType(IntEnum):
-    """``TrackEvent.Type``."""
+    """Values of Perfetto's ``TrackEvent.Type``."""
 
     UNSPECIFIED = 0
     SLICE_BEGIN = 1
@@ -151,7 +153,9 @@ class EventType(IntEnum):
 
 
 class TrackEventField(IntEnum):
-    """``TrackEvent``, and ``TrackEventDefaults`` under the same numbers."""
+    """Field numbers of Perfetto's ``TrackEvent``, and of ``TrackEventDefaults``, which has the same
+    numbers.
+    """
 
     TIMESTAMP_DELTA_US = 1
     CATEGORY_IIDS = 3
@@ -174,7 +178,7 @@ LegacyField = IntEnum("LegacyField", {"NAME_IID": 1, "PHASE": 2, "DURATION_US": 
 
 
 class AnnotationField(IntEnum):
-    """``DebugAnnotation``."""
+    """Field numbers of Perfetto's ``DebugAnnotation``."""
 
     NAME_IID = 1
     BOOL_VALUE = 2
@@ -187,7 +191,7 @@ class AnnotationField(IntEnum):
 
 
 class StageField(IntEnum):
-    """``GpuRenderStageEvent``."""
+    """Field numbers of Perfetto's ``GpuRenderStageEvent``."""
 
     EVENT_ID = 1
     DURATION = 2

@@ -39,7 +39,7 @@ SpaceField = IntEnum("SpaceField", {"PLANES": 1, "ERRORS": 2, "WARNINGS": 3, "HO
 
 
 class PlaneField(IntEnum):
-    """XPlane; the two metadata fields are maps from an int64."""
+    """Field numbers of ``XPlane``; the two metadata fields are maps from an int64."""
 
     ID = 1
     NAME = 2
@@ -54,7 +54,7 @@ MapField = IntEnum("MapField", {"KEY": 1, "VALUE": 2})
 
 
 class LineField(IntEnum):
-    """XLine; times of events count from ``TIMESTAMP_NS``."""
+    """Field numbers of ``XLine``; times of events count from ``TIMESTAMP_NS``."""
 
     ID = 1
     NAME = 2
@@ -66,7 +66,7 @@ class LineField(IntEnum):
 
 
 class XEventField(IntEnum):
-    """XEvent; either ``OFFSET_PS`` or ``OCCURRENCES`` is set."""
+    """Field numbers of ``XEvent``; either ``OFFSET_PS`` or ``OCCURRENCES`` is set."""
 
     METADATA_ID = 1
     OFFSET_PS = 2
@@ -76,7 +76,7 @@ class XEventField(IntEnum):
 
 
 class EventMetadataField(IntEnum):
-    """XEventMetadata."""
+    """Field numbers of ``XEventMetadata``."""
 
     ID = 1
     NAME = 2
@@ -90,7 +90,9 @@ StatMetadataField = IntEnum("StatMetadataField", {"ID": 1, "NAME": 2})
 
 
 class StatField(IntEnum):
-    """XStat; one of the values is set. ``REF`` is the id of a stat metadata whose name is the text."""
+    """Field numbers of ``XStat``; one of the values is set. ``REF`` is the id of a stat metadata whose name
+    is the text.
+    """
 
     METADATA_ID = 1
     DOUBLE = 2

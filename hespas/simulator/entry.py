@@ -320,7 +320,7 @@ def _ready_classes(
 
 
 def _settle_trips(graph: OpGraph, missing: MissingPolicy, diagnostics: Diagnostics) -> tuple[OpGraph, int]:
-    """Return the graph with whole trip counts, and the number of unknown ones, which are set to 1."""
+    """Return the graph with whole trip counts, and how many were unknown; these are set to 1."""
     table = graph.regions
     trips = np.rint(table.trips)
     unknown = np.isnan(trips)

@@ -33,7 +33,7 @@ _Ends = list[tuple[float, int]]
 
 
 class ConstantPace:
-    """Pace of tasks without contention: each task takes its duration."""
+    """Pace of tasks without contention: each task takes exactly its duration."""
 
     def begin(self, task: int, now: float, work_ns: float, ends: _Ends) -> None:
         """Start a task that does not wait for other ranks; its end is added to ``ends``."""
@@ -244,8 +244,8 @@ class PendingEvents:
     lags: list[float]
 
     def arrive(self, task: int, now: float, pace: ConstantPace, ends: _Ends) -> None:
-        """Record the start of a task as an arrival at its events, and end the events that have no missing
-        arrival.
+        """Record that a task has arrived at its communication events, and end the events for which no arrival
+        is missing.
         """
         for index in range(self.first[task], self.first[task + 1]):
             event = self.at[index]
@@ -353,7 +353,7 @@ class EventLoop:
                 self._begin(task, now)
 
     def _start_streams(self, now: float) -> None:
-        """Begin the first ready task of each idle stream."""
+        """Begin the first ready task on each idle stream."""
         if not self.changed:
             return
         for stream in sorted(self.changed):

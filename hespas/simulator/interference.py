@@ -46,7 +46,9 @@ class Pressure:
 
     @property
     def matters(self) -> bool:
-        """Return True if some communication and some computation affect each other."""
+        """Return True if contention changes anything: some communication and some computation affect each
+        other.
+        """
         communicating = (self.holds > 0) | (self.moves > 0)
         return bool(communicating.any()) and bool(((self.by_units > 0) | (self.by_memory > 0)).any())
 
@@ -137,7 +139,7 @@ def uniform_pressures(
 
 
 def _sides(graph: OpGraph, estimate: Estimate) -> tuple[BoolArray, BoolArray]:
-    """Return masks of the estimated kernels and of the communication nodes."""
+    """Return two masks: of the kernels with estimated times, and of the communication nodes."""
     kinds = kinds_of(stream_codes(graph))
     computes = (kinds == COMPUTE) & (graph.resource != int(Resource.HOST)) & (estimate.duration_ns > 0)
     return computes, (kinds == COMMUNICATION) & np.isin(graph.kind, COMMUNICATION_KINDS)

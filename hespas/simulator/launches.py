@@ -111,8 +111,8 @@ def unrolled(graph: OpGraph, *, overlap_trips: bool) -> tuple[OpGraph, IntArray]
 
 
 def _moved(deps: RaggedArray, number: IntArray, consumers: IntArray, producers: IntArray) -> RaggedArray:
-    """Return dependencies with nodes renumbered by ``number``, and with additional pairs of consumer and
-    producer.
+    """Return dependencies with nodes renumbered by ``number``, and with additional dependencies given as
+    pairs of consumer and producer.
     """
     rows = np.concatenate([number[deps.row_ids], consumers])
     return RaggedArray.from_pairs(rows, np.concatenate([number[deps.values], producers]), len(number))
@@ -136,7 +136,9 @@ class _Host:
     last: list[int] = field(default_factory=list[int])
 
     def enter(self, *, anew: bool, follows: bool) -> None:
-        """Begin a region. ``anew``: the host is not ahead of the device, so times start from 0 again."""
+        """Begin a region. ``anew`` states that the host is not ahead of the device there, so that its times
+        start from 0 again.
+        """
         self.follows = follows
         if anew:
             self.issued_ns = self.noted_ns = 0.0

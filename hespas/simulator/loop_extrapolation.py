@@ -284,7 +284,9 @@ def _loop_alone(graph: OpGraph, inside: BoolArray, region: int) -> OpGraph:
 
 
 class _BlockTasks(NamedTuple):
-    """New nodes of a block, one per stream. They follow ``last``, the last node of their loop."""
+    """Nodes that stand for the extrapolated iterations of a loop (a block), one per stream. They follow
+    ``last``, the last node of their loop.
+    """
 
     last: int
     streams: SmallIntArray
@@ -364,8 +366,8 @@ def _changed(
 
 
 def _wired(graph: OpGraph, inside: BoolArray, block_tasks: _BlockTasks) -> tuple[RaggedArray, RaggedArray]:
-    """Return the data and control dependencies of the new graph. The block waits for the first iteration, and
-    consumers of the loop wait for the block.
+    """Return the data and control dependencies of the graph with a block. The block waits for the first
+    iteration, and consumers of the loop wait for the block.
     """
     count, every = len(graph) + len(block_tasks.streams), all_deps(graph)
     consumers, producers = every.row_ids, every.values
@@ -423,8 +425,8 @@ _Run = Callable[[int], IterationTimes]
 
 
 def _period(run: _Run, trips: int) -> int:
-    """Return the smallest number of iterations over which T (see the module) grows twice by the same amount,
-    starting at ``trips`` iterations; 0 if none is found.
+    """Return the smallest number of iterations over which the time T of the loop (see the module) grows by
+    the same amount twice in succession, starting at ``trips`` iterations; 0 if none is found.
     """
     for period in range(1, _LONGEST_PERIOD + 1):
         last = run(trips + 2 * period).time_ns

@@ -249,7 +249,9 @@ class Simulation:
 
 @runtime_checkable
 class Simulator(Protocol):
-    """Model of the execution of a workload: a frozen dataclass whose fields are its options."""
+    """Interface of simulators: a model of the execution of a workload, as a frozen dataclass whose fields are
+    its options.
+    """
 
     @property
     def name(self) -> str:
@@ -515,7 +517,9 @@ _Rows = TypeVar("_Rows", bound="NDArray[Any]")
 
 
 def _of_ranks(rows: _Rows, part_of: IntArray) -> _Rows:
-    """Return for each rank the row of its part. If all ranks share one row, return a view without copies."""
+    """Return for each rank its row of the column of its part. If all ranks share one row, return a view
+    without copies.
+    """
     if part_of.strides != (0,):
         return cast("_Rows", rows[part_of])
     row = rows[int(part_of[0])]

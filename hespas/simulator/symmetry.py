@@ -241,7 +241,9 @@ def every_rank(relations: Relations) -> BehaviourClasses:
 
 
 class _Groups(NamedTuple):
-    """Fingerprint of each group, and its number of different members."""
+    """Process groups during the search for ranks that behave alike: a fingerprint of each group, and its
+    number of different members.
+    """
 
     word: _Words
     num_members: IntArray
@@ -250,8 +252,8 @@ class _Groups(NamedTuple):
 def _refined(
     relations: Relations, start: IntArray, *, both_ways: bool, counts_members: bool
 ) -> tuple[IntArray, _Groups]:
-    """Run the refinement. Return the class of each rank (-1: absent), numbered in order of first ranks, and
-    the fingerprints of groups.
+    """Refine the classes of ranks until ranks of a class are indistinguishable. Return the class of each rank
+    (-1: absent), numbered in order of first ranks, and the fingerprints of groups.
     """
     ranks = np.flatnonzero(relations.rank_class != ABSENT)
     members = _Memberships.of(relations)
@@ -302,8 +304,8 @@ def _result(behaviour: IntArray, groups: _Words, num_members: IntArray) -> Behav
 
 
 class _Memberships(NamedTuple):
-    """Pairs of a group and one of its members, each listed once. Each pair has the group set through which
-    the rank class of the member calls the group.
+    """Memberships of ranks in groups, each listed once, with the group set through which the class of the
+    rank calls the group.
     """
 
     group: IntArray
@@ -346,8 +348,8 @@ def _group_words(
 
 
 def _patterns(relations: Relations) -> _Words:
-    """Return a fingerprint for each rank of the permutations that connect the same two ranks, for both ends.
-    Messages of such permutations are matched with each other.
+    """Return a fingerprint for each rank of its permutations whose two ends are the same ranks. Messages of
+    such permutations are matched with each other.
     """
     ranks = np.arange(relations.num_ranks)
     pattern = np.zeros(relations.num_ranks, np.uint64)

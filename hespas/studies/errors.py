@@ -20,7 +20,7 @@ _Key = TypeVar("_Key")
 
 
 class ErrorSizes(msgspec.Struct, frozen=True, kw_only=True):
-    """Sizes of the relative errors of ``n`` predictions: their mean and their median."""
+    """Sizes of the relative errors of ``n`` predictions: the mean and the median of their absolute values."""
 
     n: Count
     mean_ape: Figure
@@ -46,8 +46,8 @@ class ErrorFigures(ErrorSizes, frozen=True, kw_only=True):
 
 
 class GroupErrors(ErrorFigures, frozen=True, kw_only=True):
-    """Errors of the rows whose ``by`` is ``value``. ``interval_coverage`` is the share of published figures
-    inside the 90 % intervals of the predictions.
+    """Errors of a group of rows: those whose setting ``by`` is ``value``. ``interval_coverage`` is the share
+    of published figures inside the 90 % intervals of the predictions.
     """
 
     by: str

@@ -193,7 +193,9 @@ class _ReplayWriter:
         self.values[number] = made
 
     def finish(self) -> ProgramReplay:
-        """Return the replay. Values that no operation uses completely become its results."""
+        """Return the finished replay. Values that no operation uses completely become its results, so that a
+        compiler cannot remove their computation.
+        """
         whole = self.binder.whole
         loose = {value.name: value for made in self.values for value in made if value.name not in whole}
         self.replay.outputs = list(loose.values())
@@ -251,8 +253,8 @@ class _ReplayWriter:
         return _viewed(node, made)
 
     def _note_bytes(self, what: str, expected: float, made: float) -> None:
-        """Record a message or collective whose size (``made``) differs from the size in the graph
-        (``expected``).
+        """Record a message or collective in the replay whose size (``made``) differs from the size in the
+        graph (``expected``).
         """
         if made != expected:
             before = "unknown" if isnan(expected) else f"{expected:,.15g} B"
@@ -285,8 +287,8 @@ class _ReplayWriter:
 
 
 def _viewed(node: ReplayNode, made: list[Value]) -> list[Value]:
-    """Return the values ``made`` for a node. If their types differ from the node's result types, views of
-    them with those types come first.
+    """Return the values ``made`` for a node. If their types differ from the node's result types, views with
+    the node's types are put in front of them.
     """
     if [value.type for value in made] == list(node.results):
         return made
@@ -310,8 +312,8 @@ _BYTES_TOLERANCE = 0.01
 
 
 def compare(flat: OpGraph, replayed: ProgramReplay, written: OpGraph, diagnostics: Diagnostics) -> None:
-    """Report if ``written``, the graph that a reader gets from the replay, has noticeably more or less work
-    than ``flat``.
+    """Compare the work of ``written``, the graph that a reader gets from the replay, with ``flat``, the
+    replayed graph. Report noticeable differences.
     """
     flops = np.where(np.isnan(flat.useful_flops), flat.flops, flat.useful_flops)
     wanted = known_sum(flops)
@@ -353,7 +355,7 @@ def _local_bytes(graph: OpGraph) -> FloatArray:
 
 
 def _sum(column: FloatArray) -> str:
-    """Return the sum of a column as text, with the number of nodes whose value is unknown."""
+    """Return the sum of a cost column as text, with the number of nodes whose value is unknown."""
     unknown = int(np.isnan(column).sum())
     if unknown == len(column):
         return f"unknown figures of {unknown:,} operations"

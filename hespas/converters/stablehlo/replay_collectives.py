@@ -75,7 +75,9 @@ class ReplayGroups(NamedTuple):
 
 
 class ReplayCollective(NamedTuple):
-    """Properties of a collective in the graph. ``comm_bytes`` is NaN and ``channel`` -1 if unknown."""
+    """Properties of a graph's collective that a replay needs. ``comm_bytes`` is NaN and ``channel`` -1 if
+    unknown.
+    """
 
     kind: CollectiveKind
     groups: ReplayGroups
@@ -143,7 +145,9 @@ def collective(node: ReplayNode, link: ReplayCollective) -> list[Value]:
 
 
 def _typed(node: ReplayNode, link: ReplayCollective, operands: tuple[Tensor, ...]) -> list[Value] | None:
-    """Emit a collective on the given operands; return None if the node's types are not valid for its kind."""
+    """Emit a collective on the given operands with the node's types; return None if these are not valid for
+    its kind.
+    """
     results = node.results
     if link.kind is CollectiveKind.ALL_REDUCE:
         return _all_reduce(node, link, operands) if results == operands else None
@@ -182,7 +186,7 @@ def _written(
     results: Sequence[Tensor],
     *attributes: str,
 ) -> list[Value]:
-    """Emit one collective operation with the given operand and result types."""
+    """Emit the text of one collective operation with the given operand and result types."""
     bound = node.bound(operands)
     reducer = ""
     if op in {"all_reduce", "reduce_scatter"}:

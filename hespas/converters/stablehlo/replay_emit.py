@@ -158,8 +158,8 @@ class ReplayEmitter:
         self.transcendentals += transcendentals
 
     def seed(self) -> Value:
-        """Return a scalar that no compiler can prove equal to another value, to make equal operations
-        differ.
+        """Return a scalar that no compiler can prove equal to another value. It is used to make equal
+        operations differ, so that none is removed as a duplicate.
         """
         position = self._seeds % _SEEDS
         if self._seed_argument is None or position == 0:
@@ -177,7 +177,7 @@ class ReplayEmitter:
         return self.share(pretty("reshape", [value], result), result)
 
     def front(self, value: Value, shape: Sequence[int]) -> Value:
-        """Return the leading part of a value with the extents ``shape``."""
+        """Return the leading part of a value, cut to the extents ``shape``."""
         result = value.type.reshaped(shape)
         if result == value.type:
             return value
@@ -198,7 +198,7 @@ class ReplayEmitter:
         return self.reshape(self.share(text, result) if shared else self.add(text, result), shape)
 
     def first(self, value: Value) -> Value:
-        """Return the first element, as a scalar."""
+        """Return the first element of a value as a scalar."""
         return self.reshape(self.front(value, (1,) * len(value.type.shape)), ())
 
     def converted(self, value: Value, element: DType) -> Value:
@@ -280,7 +280,7 @@ class MatmulShape(NamedTuple):
 
     @property
     def flops(self) -> float:
-        """Multiplications and additions."""
+        """Return the number of multiplications and additions."""
         return 2.0 * self.batch * self.m * self.n * self.k
 
 
@@ -303,7 +303,7 @@ class ReplayNode(NamedTuple):
 
     @property
     def emitter(self) -> ReplayEmitter:
-        """Writer of the node's operations."""
+        """Return the writer of the node's operations."""
         return self.binder.emitter
 
     @property
@@ -315,12 +315,12 @@ class ReplayNode(NamedTuple):
 
     @property
     def result(self) -> Tensor | None:
-        """Type of the only result, None for several."""
+        """Return the type of the only result; None if there are several."""
         return self.results[0] if len(self.results) == 1 else None
 
     def bound(self, wanted: Sequence[Tensor] | None = None, *, stretch: bool = False) -> list[Value]:
-        """Return operand values that together depend on all producers. They have the node's operand types, or
-        the ``wanted`` types.
+        """Return operand values that together depend on all producers of the node. They have the node's
+        operand types, or the ``wanted`` types.
         """
         tensors = self.operands if wanted is None else wanted
         return self.binder.bind(self.op, self.producers, tensors, stretch=stretch)
@@ -437,8 +437,8 @@ class OperandBinder:
         return self.emitter.put(value, self.emitter.joined(scalars, element))
 
     def release(self, values: Sequence[Value]) -> list[Value]:
-        """Record that the operands ``values`` are not used completely. Return one element of each that comes
-        from a producer.
+        """Record that the operands ``values`` are not used completely. Return one element of each operand
+        that comes from a producer, so that the dependency remains.
         """
         made = [value for value in values if value.name in self._origins]
         self.whole.difference_update(self._origins[value.name] for value in made)
@@ -451,8 +451,8 @@ class OperandBinder:
         wanted: Sequence[Tensor],
         positions: tuple[dict[Hashable, list[int]], _MatchKey],
     ) -> bool:
-        """Use results of one producer as operands in free ``slots`` with an equal key; return True if any
-        fits.
+        """Use results of one producer as operands in free ``slots`` of the same type and size; return True if
+        any fits.
         """
         free, key = positions
         fits = False
@@ -467,8 +467,8 @@ class OperandBinder:
     def _stretch(
         self, producer: Sequence[Value], slots: list[Value | None], wanted: Sequence[Tensor]
     ) -> bool:
-        """Repeat one smaller result to the size of an operand, if another operand stays unrepeated. Return
-        True if this was possible.
+        """Repeat one smaller result of a producer to the size of an operand, if another operand stays
+        unrepeated. Return True if this was possible.
         """
         if slots.count(None) < 2 and all(slot is None or slot.name in self._wide for slot in slots):
             return False

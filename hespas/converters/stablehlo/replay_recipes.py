@@ -43,8 +43,8 @@ __all__ = [
 
 
 def _moved(node: ReplayNode) -> list[Value] | None:
-    """Emit an operation that moves data; its attributes follow from its types. Return None if it is only a
-    view.
+    """Emit an operation that moves data, such as a transpose; its attributes follow from its types. Return
+    None if it is only a view.
     """
     write = operator(node.op, node.operands, node.results)
     if write is None or (node.op == "slice" and node.operands == node.results):
@@ -167,7 +167,7 @@ def made_from(
 
 
 class _SourceValues:
-    """Operands from which results can be made, by element type and size."""
+    """Operands from which the results of a replayed operation can be made, by element type and size."""
 
     def __init__(self, bound: Sequence[Value]) -> None:
         self._equal: dict[tuple[int, int], list[Value]] = {}
@@ -236,7 +236,9 @@ def _counted(node: ReplayNode, *, transcendental: bool = False, stretch: bool = 
 
 
 def _elementwise(arity: int, kinds: _Kinds, transcendental: bool, node: ReplayNode) -> list[Value] | None:
-    """Emit an operation whose operands have the type of the result; return None for other types."""
+    """Emit an elementwise operation, whose operands have the type of the result; return None for other
+    types.
+    """
     result = node.result
     if result is None or node.operands != (result,) * arity or result.element.kind not in kinds:
         return None
@@ -253,8 +255,8 @@ def _square(node: ReplayNode) -> list[Value] | None:
 
 
 def _checked(kinds: _Kinds, stretch: bool, node: ReplayNode) -> list[Value] | None:
-    """Emit an operation whose operand types differ from the result type; return None if an element type is
-    not in ``kinds``.
+    """Emit an operation with operands of another type than its result, such as a comparison; return None if
+    an element type is not in ``kinds``.
     """
     able = all(tensor.element.kind in kinds for tensor in (*node.operands, *node.results))
     return _counted(node, stretch=stretch) if able else None
@@ -448,9 +450,8 @@ _MULTIPLY, _LOGISTIC = "multiply", "logistic"
 
 
 def complete(node: ReplayNode, made: list[Value], flops: float, transcendentals: float) -> list[Value]:
-    """Add work to the results until XLA counts the node's FLOPs and transcendentals.
-
-    ``flops`` and ``transcendentals`` are XLA's counts of the operations written so far.
+    """Add work to the results of a replayed operation until XLA counts the node's FLOPs and transcendentals.
+    ``flops`` and ``transcendentals`` are XLA's counts so far.
     """
     made = _extended(node, made, _LOGISTIC, node.transcendentals - transcendentals)
     return _extended(node, made, _MULTIPLY, node.target_flops - flops)
@@ -491,8 +492,8 @@ def _extended(node: ReplayNode, made: list[Value], op: str, missing: float) -> l
 
 
 def _worked(node: ReplayNode, value: Value, op: str, count: int) -> Value:
-    """Apply ``count`` elementwise operations to ``value``: ``op`` on all elements several times, then on a
-    part of them.
+    """Apply ``count`` elementwise operations ``op`` to ``value``: first on all elements several times, then
+    on a part of them.
     """
     passes, rest = divmod(count, value.type.elements)
     for _ in range(passes):

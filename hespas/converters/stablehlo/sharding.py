@@ -54,7 +54,9 @@ _TILES = re.compile(
 
 
 def manual_axes(op: MlirOperation) -> frozenset[str]:
-    """Return the manual axes of a ``sdy.manual_computation``, along which its shapes are per device."""
+    """Return the mesh axes of a ``sdy.manual_computation`` along which its shapes are per device (manual
+    axes).
+    """
     return frozenset(_NAME.findall(str(op.attributes.get("manual_axes"))))
 
 
@@ -74,8 +76,8 @@ def entered_axes(call: MlirOperation) -> frozenset[str]:
 
 
 def _tiles(sharding: str) -> tuple[int, int] | None:
-    """Return (number of shards of the data, number of manual shards) of a GSPMD sharding; None for one
-    without tiles.
+    """Return the numbers of data shards and of manual shards of a GSPMD sharding; None for a sharding without
+    tiles.
     """
     tiles = _TILES.search(sharding)
     if tiles is None:
@@ -91,7 +93,9 @@ def _tiles(sharding: str) -> tuple[int, int] | None:
 
 
 class Shardings:
-    """Mesh axes and tiles that occur in the shardings of a module."""
+    """Shardings that occur in a module: mesh axes and tiles. They show if and how the program is
+    partitioned.
+    """
 
     def __init__(self, meshes: Mapping[str, DeviceMesh]) -> None:
         self._extents: dict[str, int] = {
@@ -119,8 +123,8 @@ class Shardings:
                         self.tiles = max(self.tiles, tiles[0] * tiles[1])
 
     def split_within(self, manual: frozenset[str]) -> int:
-        """Return the number of shards that data must still be split into where the axes ``manual`` are
-        manual; 1 for none.
+        """Return the number of shards that the data must still be split into inside a computation with the
+        manual axes ``manual``; 1 for none.
         """
         if EVERY_AXIS in manual:
             return 1

@@ -35,8 +35,8 @@ Flow = tuple[int, ...]
 
 @dataclass(slots=True, eq=False)
 class TupleFlow:
-    """Value of tuple type: the flows of its elements. This is not a Python tuple, so that it differs from a
-    flow.
+    """Value of tuple type, as the producers (flows) of its elements. It is not a Python tuple, so that it
+    differs from a flow.
     """
 
     elements: tuple[FlowValue, ...]
@@ -46,7 +46,9 @@ FlowValue = Flow | TupleFlow
 
 
 def flatten(value: FlowValue) -> Flow:
-    """Return all producers of a value, without duplicates, in order."""
+    """Return all nodes that produce a value, without duplicates, in order. For a tuple these are the
+    producers of its elements.
+    """
     if isinstance(value, tuple):
         return value
     pending, producers = list(reversed(value.elements)), dict[int, None]()
@@ -78,12 +80,14 @@ class TemplateRegion(NamedTuple):
 
     @property
     def full_label(self) -> str:
-        """Label with the numbers of the header node and the branch, such as ``while.17``."""
+        """Return the label with the numbers of the header node and the branch, such as ``while.17``."""
         return ".".join([self.label, *(str(number) for number in (self.header, self.branch) if number >= 0)])
 
 
 class LoopSlot(NamedTuple):
-    """Loop-carried value: its initial value, its region, and the nodes that use it."""
+    """Value that a loop carries from one iteration to the next: its initial value, its region, and the nodes
+    that use it.
+    """
 
     initial: FlowValue
     region: int
@@ -131,7 +135,9 @@ def check_size(function: str, nodes: int) -> None:
 
 
 class TemplateBuilder:
-    """Builder of one template: adds nodes, dependencies, regions and copies of called functions."""
+    """Builder of the template of one function. It adds nodes, dependencies, regions and copies of called
+    functions.
+    """
 
     def __init__(self, template: FunctionTemplate) -> None:
         self.template = template
@@ -173,8 +179,8 @@ class TemplateBuilder:
         return tuple(dict.fromkeys(flat))
 
     def _expand(self, number: int, node: int, merged: dict[int, None]) -> None:
-        """Add to ``merged`` the producers of a slot's initial value, through enclosing loops. O(loop
-        depth).
+        """Add to ``merged`` the nodes that produce the initial value of loop slot ``number``, through
+        enclosing loops. O(loop depth).
         """
         pending = [number]
         seen: set[int] = set()

@@ -91,14 +91,14 @@ def _first_multiple(step: int, size: int, first: int, last: int) -> int | None:
 
 
 class _IntegerType(NamedTuple):
-    """Integer type."""
+    """Integer type of a StableHLO value, for exact arithmetic on constants."""
 
     bits: int
     is_signed: bool
 
     @property
     def values(self) -> range:
-        """Range of the values of the type."""
+        """Return the range of the values of the type."""
         low = -(1 << self.bits - 1) if self.is_signed else 0
         return range(low, low + (1 << self.bits))
 
@@ -135,15 +135,17 @@ class _AffineValue(NamedTuple):
 
 
 class _ShiftedValue(NamedTuple):
-    """Sum of an SSA value and the constant ``added``, one step in the search for the origin of a value."""
+    """Value that equals another SSA value plus the constant ``added``. It is one step in the search for the
+    origin of a value.
+    """
 
     value: MlirValue
     added: int
 
 
 class _ValuePath(NamedTuple):
-    """Path from a value back to its origin: the calls that it passed through, and the types on the way, the
-    last one first.
+    """Path from a value back to its origin: the calls that it passed through, and the integer types on the
+    way, the last one first.
     """
 
     calls: list[MlirOperation]
@@ -151,8 +153,8 @@ class _ValuePath(NamedTuple):
 
 
 class TripCounter:
-    """Trip counts of the loops of one module. ``function_body`` returns the entry block of a private
-    function.
+    """Analysis of the trip counts of the loops of one module. ``function_body`` returns the entry block of a
+    private function.
     """
 
     def __init__(
@@ -271,8 +273,8 @@ class TripCounter:
     def _onward(
         self, op: MlirOperation, value: MlirValue, trail: _ValuePath
     ) -> _AffineValue | _ShiftedValue | None:
-        """Follow the result of an operation: return a constant, or the operand of a view, a sum or a called
-        function's return.
+        """Follow the result of an operation to its origin: return a constant, or the operand of a view, a sum
+        or a called function's return.
         """
         short = short_name(op.name)
         if short == "constant" or short in _FOLDED:

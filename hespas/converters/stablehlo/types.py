@@ -47,7 +47,7 @@ class TypeInfo:
 
 
 class Memo(dict[_K, _V]):
-    """Dictionary that computes a missing value from its key and stores it."""
+    """Dictionary that computes a missing value from its key and stores it, as a cache."""
 
     def __init__(self, make: Callable[[_K], _V]) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ class Memo(dict[_K, _V]):
 
 
 class TypeTable:
-    """Table of decoded types: ``known[type]`` is its :class:`TypeInfo`."""
+    """Table of the decoded tensor types of a module: ``known[type]`` is its :class:`TypeInfo`."""
 
     def __init__(self, bindings: Bindings, strings: StringTableBuilder) -> None:
         self._ir = bindings.ir
@@ -70,7 +70,7 @@ class TypeTable:
         self.rows = TensorTypesBuilder()
 
     def get(self, kind: MlirType) -> TypeInfo:
-        """Return the rows and tensors of a type."""
+        """Return the rows in the type table and the tensors of a type."""
         return self.known[kind]
 
     def _decode(self, kind: MlirType) -> TypeInfo:

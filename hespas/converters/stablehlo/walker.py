@@ -57,7 +57,7 @@ _REDUCING = frozenset({"all_reduce", "reduce_scatter", "collective_reduce"})
 
 
 class ModuleContext(NamedTuple):
-    """Objects that the readers of all functions of a module use: tables, diagnostics and options."""
+    """Objects that the readers of all functions of a module share: tables, diagnostics and options."""
 
     path: str
     strings: StringTableBuilder
@@ -82,8 +82,8 @@ Handler = Callable[["Walker", MlirOperation, int, int], None]
 
 
 class Walker:
-    """Reader of one function. ``environment`` maps each SSA value to its flow (see :mod:`.template`) and
-    type.
+    """Reader of one function that builds its template. ``environment`` maps each SSA value to its producers
+    (flow, see :mod:`.template`) and type.
     """
 
     def __init__(self, context: ModuleContext, template: FunctionTemplate) -> None:
@@ -212,7 +212,7 @@ class Walker:
         return node
 
     def _report(self, op: MlirOperation, row: int) -> None:
-        """Report the reason why costs are unknown or upper bounds."""
+        """Report why the costs of an operation are unknown or upper bounds."""
         from hespas.costs.custom_calls import is_known_target
 
         context, signature = self.context, self.context.signatures.rows[row]

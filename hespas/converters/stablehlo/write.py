@@ -109,7 +109,7 @@ def _put(path: Path, content: bytes, *, packed: bool) -> None:
 
 
 class _WrittenProgram(NamedTuple):
-    """Content of a file, and the workload metadata that a reader of the file returns."""
+    """Content of a program file, and the workload metadata that a reader of the file returns."""
 
     content: bytes
     metadata: Mapping[str, str]
@@ -125,7 +125,9 @@ class _ProgramWriter(NamedTuple):
     diagnostics: Diagnostics
 
     def program(self, index: int) -> _WrittenProgram:
-        """Return the program of one class: the original, or a replay."""
+        """Return the program of one rank class: the original program if the graph came from one, else a
+        replay.
+        """
         graph, ranks = self.workload.classes[index], self.workload.num_ranks
         reason = "each rank class is a separate program" if ATTACHMENT in graph.attachments else ""
         if len(self.workload.classes) == 1:
@@ -235,7 +237,7 @@ they belong to another file.
 
 class _OriginalProgram(NamedTuple):
     """Program that a graph was read from. ``beyond`` counts by kind the values in the graph that the program
-    does not state; ``metadata`` is what its reader returns.
+    does not state. ``metadata`` is the metadata that a reader of the program returns.
     """
 
     data: bytes

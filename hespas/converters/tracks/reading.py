@@ -63,9 +63,8 @@ def ops_and_kernels(
 
 
 def agreeing(stated_ns: FloatArray, shown_ns: FloatArray | IntArray) -> BoolArray:
-    """Return a mask of the stated times that agree with the shown ones to the ns.
-
-    A slice states its exact times as arguments. They disagree with the slice if it was edited.
+    """Return a mask of the exact times (slice arguments) that agree with the shown times of the slices to the
+    ns. They disagree if the trace was edited.
     """
     agrees: BoolArray = np.abs(stated_ns - shown_ns) < _LEAST_SHOWN_NS
     return agrees
@@ -78,7 +77,7 @@ def report_halves(findings: Findings, what: str, unfinished: int, orphans: int) 
 
 
 def report_nested(findings: Findings, track: IntArray, start_ns: IntArray, duration_ns: IntArray) -> None:
-    """Report the time that counts more than once, because slices of a track are nested."""
+    """Report the time that is counted more than once because slices of a track are nested."""
     inside = overlapping(track, start_ns, duration_ns)
     twice_ns = int(np.maximum(duration_ns[inside], 0).sum())
     message = f"slices nest in or overlap others of their track: {twice_ns:,} ns are counted more than once"

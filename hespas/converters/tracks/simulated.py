@@ -312,7 +312,7 @@ class _GraphCommunication:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SimulatedRun:
-    """A timeline, and the workload whose nodes it refers to."""
+    """Simulated timeline together with the workload to whose nodes it refers."""
 
     timeline: Timeline
     workload: Workload

@@ -44,7 +44,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TextColumn:
-    """A text per slice: ``rows`` of ``texts``, whose row 0 is the empty text."""
+    """Column with a text per slice: ``rows`` has indices of ``texts``, whose row 0 is the empty text."""
 
     rows: SmallIntArray
     texts: StringTable | tuple[str, ...]
@@ -99,7 +99,7 @@ class Flows:
 
     @classmethod
     def none(cls) -> Flows:
-        """Return no arrows."""
+        """Return an empty set of arrows."""
         return cls((), np.empty(0, np.int8), np.empty(0, np.int64), np.empty(0, np.int64))
 
     @classmethod
@@ -147,7 +147,9 @@ class SliceChunk:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TrackSet:
-    """Parts that are shown together, the arrows between them, and facts about all of them as text."""
+    """Set of parts (such as ranks) that a viewer shows together, the arrows between them, and facts about all
+    of them as text.
+    """
 
     name: str
     parts: tuple[Tracks, ...]
@@ -159,17 +161,17 @@ class TrackSet:
 
     @property
     def first_slice(self) -> list[int]:
-        """Number of the first slice of each part."""
+        """Return the number of the first slice of each part, counted through all parts."""
         return list(accumulate(map(len, self.parts), initial=0))[:-1]
 
     @property
     def first_track(self) -> list[int]:
-        """Number of the first track of each part, through all parts."""
+        """Return the number of the first track of each part, counted through all parts."""
         return list(accumulate((len(part.track_name) for part in self.parts), initial=0))[:-1]
 
     @property
     def first_process(self) -> list[int]:
-        """Number of the first process of each part, through all parts."""
+        """Return the number of the first process of each part, counted through all parts."""
         return list(accumulate((len(part.processes) for part in self.parts), initial=0))[:-1]
 
     def chunks(self, rows: int) -> Iterator[SliceChunk]:
@@ -254,7 +256,9 @@ _WHOLE_NS = 2.0**52
 
 @dataclass(slots=True)
 class LaneAssigner:
-    """Assignment of lanes to slices that are sorted by track and start, longest first."""
+    """Assignment of lanes to overlapping slices of a track. Slices are sorted by track and start, longest
+    first.
+    """
 
     _track: int = -1
     _opened: list[list[float]] = field(default_factory=list[list[float]])
@@ -311,10 +315,8 @@ def shown_ns(start_ns: FloatArray, duration_ns: FloatArray) -> tuple[FloatArray,
 
 
 def _floor(times_ns: FloatArray) -> FloatArray:
-    """Round times down to whole ns; a time just below a whole number, as sums of floats give, becomes that
-    number.
-
-    Times stay in the same order.
+    """Round times down to whole ns. A time just below a whole number, as sums of floats give, becomes that
+    number. The order of times does not change.
     """
     whole_ns = np.floor(times_ns)
     partial_ns = np.where(whole_ns == times_ns, 0.0, times_ns)
@@ -346,21 +348,21 @@ _NO_SLICE = -1
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _SortedSlices:
-    """Slices in the order of a track set. ``event`` is the original row of each slice."""
+    """Slices in the order in which a track set shows them. ``event`` is the original row of each slice."""
 
     event: IntArray
     track: SmallIntArray
 
     @classmethod
     def of(cls, track: IntArray, start_ns: FloatArray, duration_ns: FloatArray) -> _SortedSlices:
-        """Sort by track, then by start, longest first; rows without a start are dropped."""
+        """Sort slices by track, then by start, longest first; rows without a start are dropped."""
         has_start = np.flatnonzero(~np.isnan(start_ns))
         order = np.lexsort((-duration_ns[has_start], start_ns[has_start], track[has_start]))
         event = has_start[order]
         return cls(event, track[event].astype(np.int32))
 
     def slice_of(self, rows: int) -> IntArray:
-        """Return the slice of each of ``rows`` original rows, -1 for a dropped row."""
+        """Return the slice that shows each of ``rows`` original rows, -1 for a dropped row."""
         number = np.full(rows, _NO_SLICE, np.int64)
         number[self.event] = np.arange(len(self.event))
         return number

@@ -35,7 +35,9 @@ _RUN_GLOBS = ("plugins/profile/*/*", "profile/*/*")
 
 
 def _sniff(head: Head) -> int:
-    """Score an input by the name of its first plane, a log directory by its files."""
+    """Score an input as an XLA profile: a file by the name of its first plane, a log directory by its
+    files.
+    """
     if head.is_directory:
         return 90 if _recordings(head.path) else 0
     return 98 if _SPACE.match(head.data) else 0
@@ -73,8 +75,8 @@ def _newest(folder: Path, diagnostics: Diagnostics) -> Path:
 
 
 def _sniff_json(head: Head) -> int:
-    """Score JSON by the names of its processes, or by metadata of the writer. Events of JAX have no
-    category.
+    """Score JSON as a trace of JAX's profiler, by the names of its processes or the writer's metadata. Events
+    of JAX have no category.
     """
     if head.is_directory or head.data.removeprefix(b"\xef\xbb\xbf").lstrip()[:1] != b"{":
         return 0

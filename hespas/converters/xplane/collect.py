@@ -70,7 +70,9 @@ _DEVICE_COLUMNS = tuple(column.name for column in fields(DeviceTable) if column.
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HostTable:
-    """Operations of the host; ``launch`` is the correlation id of operations that start device work."""
+    """Host operations of a trace as columns; ``launch`` is the correlation id of operations that start device
+    work.
+    """
 
     line: IntArray
     name_id: IntArray
@@ -102,7 +104,7 @@ class ModuleRuns:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CollectedTrace:
-    """Tables of a whole trace. ``modules`` has the runs of programs by plane."""
+    """Tables of the events of a whole trace. ``modules`` has the runs of programs by plane."""
 
     lines: tuple[TraceLine, ...]
     device: DeviceTable
@@ -121,7 +123,7 @@ class CollectedTrace:
 
 
 class _ColumnParts:
-    """Builder of columns to which each line appends a part."""
+    """Builder of columns. Each line of the trace appends a part to them."""
 
     def __init__(self) -> None:
         self.columns: dict[str, list[IntArray]] = {}
@@ -162,7 +164,9 @@ def collect(lines: Iterable[LineEvents]) -> CollectedTrace:
 
 
 def _add(events: LineEvents, line: int, device: _ColumnParts, host: _ColumnParts) -> int:
-    """Add the events of a line to the two tables; return the number of events that overlap partially."""
+    """Add the events of one line to the table of device events or of host operations. Return the number of
+    events that overlap partially.
+    """
     count = len(events.start_ps)
     is_device = np.zeros(count, np.bool_)
     is_device[events.device] = True
@@ -314,7 +318,9 @@ def _by_ordinal(planes: Iterable[str]) -> dict[int, str]:
 
 
 def _undecided(collected: CollectedTrace, planes: Mapping[str, Mapping[str, str]]) -> int:
-    """Count pairs of cores that may be a megacore in a file without facts about megacores."""
+    """Return the number of pairs of cores that may be a megacore, in a file that does not state which cores
+    form one.
+    """
     if any("has_megacore" in facts for facts in planes.values()):
         return 0
     if bool((collected.device.stats["uses_megacore"] == 0).any()):
@@ -466,7 +472,9 @@ def _launch_shape(details: str) -> str:
 
 
 def collective_kinds(op_id: IntArray, strings: StringTableBuilder) -> IntArray:
-    """Return the string row of the collective in each operation's name (``all-reduce``), 0 for others."""
+    """Return the string row of the collective that each operation's name states (``all-reduce``), 0 for
+    others.
+    """
 
     def kind(row: int) -> int:
         match = _COLLECTIVE.fullmatch(strings[row])

@@ -54,7 +54,9 @@ _NUMERIC = frozenset((*NUMBERS, *CLOCK))
 
 
 class _JaxEventArgs(msgspec.Struct, gc=False):
-    """Fields of an event's ``args`` that are read, without the facts. The writer quotes numbers."""
+    """Fields of an event's ``args`` that the reader uses, except facts about the operation. The writer quotes
+    numbers.
+    """
 
     name: _Value = None
 
@@ -69,7 +71,7 @@ _Key = tuple[int | str | None, int | str | None]
 
 @dataclass(slots=True)
 class _Thread:
-    """Events of one thread while blocks are read; ``rows`` lists the events with facts."""
+    """Events of one thread while the file is read block by block; ``rows`` lists the events with facts."""
 
     names: list[int] = field(default_factory=list[int])
     start_ns: list[int] = field(default_factory=list[int])
@@ -79,7 +81,7 @@ class _Thread:
 
 
 class _JaxTraceReader:
-    """Reader that groups events by thread."""
+    """Reader of JAX's Chrome-trace JSON, which groups events by thread."""
 
     def __init__(self, path: str) -> None:
         self.path = path

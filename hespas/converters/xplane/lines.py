@@ -98,7 +98,7 @@ LARGEST_PS = (1 << 61) - 1000
 
 
 class LineKind(IntEnum):
-    """Kind of the events of a line."""
+    """Kind of the events of a line of an XLA profile, such as device operations or host operations."""
 
     OTHER = 0
     HOST = 1
@@ -112,7 +112,7 @@ class LineKind(IntEnum):
 
 
 class Truth(Enum):
-    """Choice of the lines of a device plane whose events count, because several lines record the same
+    """Choice of the lines of a device plane whose events are counted, because several lines record the same
     work.
     """
 
@@ -123,7 +123,7 @@ class Truth(Enum):
 
 @dataclass(frozen=True, slots=True)
 class TraceLine:
-    """Thread or stream with events; ``number`` is the profiler's id of it."""
+    """Thread or stream of an XLA profile (a line) with events; ``number`` is the profiler's id of it."""
 
     plane: str
     name: str
@@ -191,9 +191,8 @@ def line_kind(plane: str, line: str, truth: Truth) -> LineKind:
 
 
 def has_devices(planes: Iterable[str]) -> bool:
-    """Return True if the file has device planes.
-
-    Events on host threads that name a device operation are then launches; otherwise they are the work itself.
+    """Return True if the file has device planes. If it has, events on host threads that name a device
+    operation are launches; otherwise they are the work itself.
     """
     return any(plane.startswith(DEVICE_PREFIX) for plane in planes)
 

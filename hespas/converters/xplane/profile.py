@@ -83,7 +83,9 @@ _NUMBER_FACTS = ("model_flops", "flops", "bytes_accessed")
 
 @dataclass(frozen=True, slots=True)
 class Modules:
-    """Labels of programs: the name, followed by the id if several programs have the same name."""
+    """Labels of the programs in a trace: the name, followed by the id if several programs have the same
+    name.
+    """
 
     ids: Mapping[str, frozenset[int]]
 
@@ -120,7 +122,7 @@ class _ProgramMembership:
 def _membership(
     collected: CollectedTrace, known_programs: list[ProfiledHlo], strings: StringTableBuilder
 ) -> _ProgramMembership:
-    """Find the program of every device event."""
+    """Find the compiled program to which every device event belongs."""
     # The id of a program may be part of its name.
     stats = collected.device.stats
     rows, inverse = np.unique(stats["hlo_module"], return_inverse=True)
@@ -163,7 +165,9 @@ def _membership(
 
 @dataclass(slots=True, eq=False)
 class _NamedPrograms:
-    """Name and id of the program (-1: none) of each event, and id of its run. Several steps complete them."""
+    """Program of each event while it is determined in several steps: name and id of the program (-1: none),
+    and id of its run.
+    """
 
     name_id: IntArray
     program_id: IntArray
@@ -214,7 +218,7 @@ def run_numbers(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RecordedTrace:
-    """Contents of a trace file in either container; ``format_name`` is the name of the format."""
+    """Contents of an XLA profile, from either file format; ``format_name`` is the name of the format."""
 
     format_name: str
     collected: CollectedTrace
@@ -245,7 +249,9 @@ def read_xplane(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> P
 def profile_of(
     recorded: RecordedTrace, path: Path, options: ReadOptions, diagnostics: Diagnostics
 ) -> Profile:
-    """Convert a trace to a profile. Raises ``FormatError`` where nothing was recorded."""
+    """Convert an XLA profile to the common form of profiles. Raises ``FormatError`` if nothing was
+    recorded.
+    """
     collected, facts, strings = recorded.collected, recorded.facts, recorded.strings
     if not len(collected.device) and not len(collected.host):
         raise FormatError(
@@ -397,7 +403,7 @@ def _streams(lines: tuple[TraceLine, ...]) -> IntArray:
 
 
 def _metadata(planes: Mapping[str, Mapping[str, str]], used: list[str]) -> dict[str, str]:
-    """Return versions and the device facts of the first ``used`` plane; never the name of a machine."""
+    """Return versions and the device facts of the first plane in ``used``; never the name of a machine."""
     versions = planes.get(METADATA_PLANE, {})
     facts = {name: versions[name] for name in _VERSIONS if versions.get(name)}
     start = planes.get(ENVIRONMENT_PLANE, {}).get("profile_start_time")
@@ -435,7 +441,7 @@ def _op_facts(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _ReportInputs:
-    """Values that the report about a profile needs. Columns have one value per device event."""
+    """Values that the diagnostics about a profile need. Columns have one value per device event."""
 
     collected: CollectedTrace
     on: Ranked

@@ -192,7 +192,7 @@ class _StatReader:
         return row
 
     def named(self, stats: ProtoFields) -> dict[str, str]:
-        """Return all stats of one owner as a dict of texts. The owner is a plane, which has few."""
+        """Return all stats of one owner (a plane, which has few) as a dict of texts."""
         number = len(stats.start)
         inner = split(self.data, stats.start, stats.value)
         key = self.ids.find(inner.numbers(StatField.METADATA_ID, number))
@@ -233,9 +233,8 @@ _ASSIGNS = " = "
 
 @dataclass(slots=True)
 class SpaceFacts:
-    """Facts of a trace other than its events, filled in while lines are read.
-
-    ``planes`` has the stats of each plane by its name. ``base_ns`` is the time origin of the events.
+    """Facts of an XLA profile other than its events, filled in while lines are read. ``planes`` has the stats
+    of each plane by its name. ``base_ns`` is the time origin of the events.
     """
 
     planes: dict[str, dict[str, str]] = field(default_factory=dict[str, dict[str, str]])
@@ -259,7 +258,9 @@ class _EventMetadata:
 
 
 class SpaceReader:
-    """Reader of one XSpace. Raises :class:`WireError` with the position of a malformed byte."""
+    """Reader of an XLA profile in protobuf (XSpace). Raises :class:`WireError` with the position of a
+    malformed byte.
+    """
 
     def __init__(self, raw: bytes, strings: StringTableBuilder, recover: bool) -> None:
         """Prepare to read ``raw``; nothing is read before :meth:`lines`."""
@@ -445,6 +446,8 @@ class SpaceReader:
 
 
 def _is_beyond(times_ps: IntArray) -> BoolArray:
-    """Return a mask of impossible times. (``abs`` does not work for the least 64-bit integer.)"""
+    """Return a mask of times that are impossibly large. (``abs`` does not work for the least 64-bit
+    integer.)
+    """
     beyond: BoolArray = (times_ps > LARGEST_PS) | (times_ps < -LARGEST_PS)
     return beyond

@@ -28,8 +28,8 @@ _LARGEST_NUMBER = 1 << 30
 
 
 class Bytes:
-    """Document as bytes, and as an array with some zero bytes appended, so that reads past the end are
-    safe.
+    """Protobuf document as bytes, and as an array with some zero bytes appended, so that reads past the end
+    are safe.
     """
 
     __slots__ = ("padded", "raw")

@@ -72,13 +72,13 @@ class Strided(NamedTuple):
 
     @property
     def elements(self) -> int:
-        """Number of elements."""
+        """Return the number of elements."""
         return prod(self.shape)
 
     @property
     def stored(self) -> int:
-        """Number of distinct elements in memory: expanded dimensions (stride 0) and overlapping elements
-        count once.
+        """Return the number of distinct elements in memory: expanded dimensions (stride 0) and overlapping
+        elements count once.
         """
         if self.strides is None or len(self.strides) != len(self.shape) or not self.elements:
             return self.elements
@@ -88,27 +88,27 @@ class Strided(NamedTuple):
 
     @property
     def bytes(self) -> float:
-        """Storage of the distinct elements in bytes; NaN if the element type is unknown."""
+        """Return the bytes of the distinct elements in memory; NaN if the element type is unknown."""
         return nan if self.dtype is None else float(self.dtype.storage_bytes(self.stored))
 
     @property
     def width(self) -> float:
-        """Bytes of one element; NaN if the element type is unknown."""
+        """Return the bytes of one element; NaN if the element type is unknown."""
         return nan if self.dtype is None else float(self.dtype.storage_bytes(1))
 
     @property
     def dense(self) -> Strided:
-        """Dense tensor of the same type and shape, as for a new result."""
+        """Return a dense tensor of the same type and shape, as for a new result."""
         return self._replace(strides=None)
 
     @property
     def plain(self) -> Tensor:
-        """Shape, element type and memory order, without strides."""
+        """Return the shape, element type and memory order as a :class:`Tensor`, without strides."""
         return Tensor(self.dtype, self.shape, layout=self.layout)
 
     @property
     def layout(self) -> str:
-        """Memory order in the notation of :class:`Tensor`."""
+        """Return the memory order in the notation of :class:`Tensor`."""
         if self.strides is None or len(self.strides) != len(self.shape) or self.elements <= 1:
             return ""
         order = sorted(range(len(self.shape)), key=lambda d: (self.strides_of(d), self.shape[d], -d))
@@ -136,7 +136,7 @@ class Argument(NamedTuple):
 
     @property
     def is_tensor(self) -> bool:
-        """True for a single tensor."""
+        """Return True if the argument is a single tensor."""
         return self.kind != "TensorList" and self.tensors is not None and len(self.tensors) == 1
 
 
@@ -182,7 +182,7 @@ class Call(NamedTuple):
 
     @property
     def tensors(self) -> tuple[Strided, ...]:
-        """Arguments that are single tensors."""
+        """Return the arguments that are single tensors."""
         result = (self.tensor(position) for position in range(len(self.args)))
         return tuple(tensor for tensor in result if tensor is not None)
 

@@ -60,7 +60,7 @@ class UserRule:
     composite: bool
 
     def answers(self, name: str) -> bool:
-        """Return True if the rule applies to the operation ``name``. O(length of the name)."""
+        """Return True if the user's rule applies to the operation ``name``. O(length of the name)."""
         first, *rest = self.pieces
         if not rest:
             return name == first
@@ -78,8 +78,8 @@ class UserRule:
 
 @dataclass(frozen=True, slots=True)
 class _FormulaRule:
-    """Rule of one ``[[op]]`` table of a file. ``source`` is the file and the number of the table, for
-    messages.
+    """User's cost rule from one ``[[op]]`` table of a file. ``source`` is the file and the number of the
+    table, for messages.
     """
 
     source: str

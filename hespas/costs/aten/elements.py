@@ -131,7 +131,7 @@ _GELU_TANH_FLOPS = 8.0
 
 
 def _shape(inputs: list[Strided]) -> tuple[int, ...] | None:
-    """Return the shape to which the inputs broadcast; None if they do not broadcast."""
+    """Return the shape to which the input tensors broadcast; None if they do not broadcast."""
     rank = max((len(tensor.shape) for tensor in inputs), default=0)
     shape = [1] * rank
     for tensor in inputs:

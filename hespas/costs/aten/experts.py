@@ -39,7 +39,7 @@ class _ExpertWeights(NamedTuple):
 
     @property
     def bytes_each(self) -> float:
-        """Bytes of the weights of one expert, including block scales."""
+        """Return the bytes of the weights of one expert, including block scales."""
         return float("nan") if self.dtype is None else float(self.dtype.storage_bytes(self.out * self.depth))
 
 

@@ -125,8 +125,8 @@ FALLBACK = AttentionLayout(causal=5, bias=3, top_left=True, logsumexp=False)
 
 @dataclass(frozen=True, slots=True)
 class _AttentionSizes:
-    """Sizes of an attention operation. ``keys_read`` is the number of distinct key positions that are
-    read.
+    """Sizes of an attention operation from which its FLOPs follow. ``keys_read`` is the number of distinct
+    key positions that are read.
     """
 
     batch: int
@@ -176,8 +176,8 @@ def _sizes(call: Call, layout: AttentionLayout, q: Strided, k: Strided, v: Strid
 def _ragged(
     call: Call, layout: AttentionLayout, qkv: tuple[Strided, Strided, Strided], offsets: Strided
 ) -> _AttentionSizes | None:
-    """Return the sizes of a batch of packed sequences; None unless all sequences have the maximum length
-    (tokens = sequences x longest).
+    """Return the attention sizes of a batch of packed sequences. Return None unless all sequences have the
+    maximum length (tokens = sequences x longest).
     """
     q, k, v = qkv
     position = layout.ragged + 2 + layout.paged
@@ -207,7 +207,7 @@ def _ragged(
 
 
 def _pairs(sizes: _AttentionSizes, causal: bool, top_left: bool) -> float:
-    """Return the number of (query, key) pairs of one head that the mask leaves."""
+    """Return the number of (query, key) pairs of one head that the mask does not exclude."""
     rows, columns = sizes.length_q, sizes.length_k
     if not causal:
         return float(rows * columns)

@@ -44,15 +44,15 @@ class BatchLengths(NamedTuple):
 
     @property
     def causal_pairs(self) -> float:
-        """Number of (query, key) pairs that a causal mask leaves. The last query of a sequence attends to all
-        of its keys.
+        """Return the number of (query, key) pairs that a causal mask leaves. The last query of a sequence
+        attends to all of its keys.
         """
         return self.pairs - (self.squares - self.queries) / 2
 
 
 def batch_lengths(step: str) -> BatchLengths | None:
-    """Return the sums of lengths in the name of a step; None if the name has none, or if they contradict each
-    other.
+    """Return the sums of sequence lengths that the name of a serving engine's step states; None if it states
+    none, or if they contradict each other.
     """
     match = _STEP.search(step[:1000])
     if match is None:

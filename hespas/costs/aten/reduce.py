@@ -41,7 +41,9 @@ _NORM_FLOPS, _NORM_BACKWARD_FLOPS = 6.0, 11.0
 
 
 def _statistics(dtype: DType | None) -> DType | None:
-    """Return the type in which means and deviations are stored: the input type, but at least float32."""
+    """Return the element type in which a norm stores means and deviations: the input type, but at least
+    float32.
+    """
     return FLOAT32 if dtype is not None and dtype.bits < 32 else dtype
 
 
@@ -59,7 +61,7 @@ def _reduced(
 
 
 def _dims(call: Call, position: int, full_from: int) -> tuple[int, ...] | None:
-    """Return the dimensions to reduce. The result is empty for all dimensions (no such argument), and None if
+    """Return the dimensions that a reduction removes: empty for all dimensions (no such argument), None if
     unknown.
     """
     if len(call.args) <= full_from:

@@ -33,8 +33,8 @@ _CK_SHAPE = re.compile(r"TileFmhaShape<(?:ck_tile::)?sequence<(\d{1,4}), (\d{1,4
 
 
 def _tiled(facts: KernelFacts, elements: int) -> KernelFacts:
-    """Return facts in which a thread block computes at most ``elements`` elements: one tile of rows of
-    queries. Blocks beyond the end of a short sequence compute nothing.
+    """Return the facts about an attention kernel whose thread blocks compute at most ``elements`` elements:
+    one tile of rows of queries. Blocks beyond the end of a short sequence compute nothing.
     """
     return replace(facts, cover=Cover.AT_MOST, per_block=float(elements))
 
@@ -59,10 +59,8 @@ def _flash2(facts: KernelFacts, name: KernelName, match: re.Match[str]) -> Kerne
 
 
 def _flash3(facts: KernelFacts, name: KernelName, match: re.Match[str]) -> KernelFacts:
-    """Read the tile (queries, keys, head size) of FlashAttention 3: the first triple of constants that is not
-    a cluster shape.
-
-    Blocks loop over tiles.
+    """Return the facts with the tile (queries, keys, head size) in a FlashAttention 3 kernel name: the first
+    triple of constants that is not a cluster shape.
     """
     facts = type_in_text(facts, name, match)
     shape = next((extents for extents in cute_shapes(name.text) if min(extents) > 2), None)

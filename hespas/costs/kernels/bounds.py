@@ -33,7 +33,7 @@ class WorkBounds(NamedTuple):
 
     @property
     def known(self) -> bool:
-        """True if there is at least one bound."""
+        """Return True if there is at least one bound."""
         return not all(map(isnan, self))
 
 

@@ -29,7 +29,9 @@ __all__ = [
 
 
 class Cover(Enum):
-    """Distribution of the result's elements over the thread blocks of a launch."""
+    """Rule for how the result's elements are distributed over the thread blocks of a launch, from which
+    bounds of the work follow.
+    """
 
     UNKNOWN = "unknown"
     """Blocks may loop: their number does not bound the work."""

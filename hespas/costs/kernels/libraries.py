@@ -46,8 +46,8 @@ _NCCL_KINDS = {
 
 
 def _nccl(facts: KernelFacts, name: KernelName, match: re.Match[str]) -> KernelFacts:
-    """Read the kind of collective and the element type. Collectives without arithmetic always have
-    ``int8_t``.
+    """Return the facts with the kind of collective and the element type in an NCCL kernel name. Collectives
+    without arithmetic always have ``int8_t``.
     """
     typed = _NCCL_TYPE.search(name.text)
     kind = _NCCL_KINDS.get(match["kind"] or "", facts.family)
@@ -69,7 +69,9 @@ _NAMESPACES = {
 
 
 def _owned(facts: KernelFacts, name: KernelName, match: re.Match[str]) -> KernelFacts:
-    """Read the library from the namespace of the name, and the first element type in the whole name."""
+    """Return the facts with the library, from the namespace in the name, and the first element type in the
+    whole name.
+    """
     owner = _NAMESPACES.get(name.qualified.partition("::")[0], "")
     return replace(facts, library=facts.library or owner, dtype=element_type(name.text))
 
@@ -145,7 +147,7 @@ elements of a vector.
 
 
 def _per_thread(elements: float) -> KernelReader:
-    """Return a function that adds a limit of ``elements`` per thread to the facts."""
+    """Return a reader of kernel names that adds a limit of ``elements`` per thread to the facts."""
     return lambda facts, name, match: replace(facts, cover=Cover.AT_MOST, per_thread=elements)
 
 
@@ -209,7 +211,7 @@ def _norm_rows(facts: KernelFacts, name: KernelName, match: re.Match[str]) -> Ke
 
 
 def _named(words: str, family: str, op_class: OpClass, library: str = "") -> KernelPattern:
-    """Return the pattern of kernels whose name contains one of the words."""
+    """Return the pattern of kernels whose name contains one of the ``words``."""
     return KernelPattern(rf"(?:^|::|_){any_of(words)}", library, family, op_class, read=_owned)
 
 

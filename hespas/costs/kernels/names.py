@@ -70,7 +70,7 @@ def demangled(name: str) -> str:
 
 
 class _Demangler:
-    """Parser of one mangled name: its state during one pass over the text after ``_Z``."""
+    """Parser of one mangled C++ kernel name: its state during one pass over the text after ``_Z``."""
 
     def __init__(self, text: str) -> None:
         self.text, self.place = text, 0
@@ -78,7 +78,7 @@ class _Demangler:
         self.frames: list[_MangledBracket] = []
 
     def run(self) -> str:
-        """Return the readable form of the part of the name that the parser understands."""
+        """Return the readable form of the name, as far as the parser understands it."""
         while self.place < len(self.text):
             match = _TOKEN.match(self.text, self.place)
             if match is None:
@@ -99,7 +99,7 @@ class _Demangler:
         return "".join(self.pieces)
 
     def _add(self, text: str) -> None:
-        """Append a part of the name or an argument, with its separator."""
+        """Append a part of the name, or an argument, to the readable form, with its separator."""
         top = self.frames[-1] if self.frames else None
         if not text or (top is not None and top.kind == "F"):
             return
@@ -169,7 +169,7 @@ class KernelName(NamedTuple):
 
     @property
     def base(self) -> str:
-        """Last part of the qualified name."""
+        """Return the last part of the qualified name."""
         return self.qualified.rpartition("::")[2]
 
     def number(self, position: int) -> int:

@@ -111,7 +111,7 @@ _XMMA_TYPE = re.compile(r"tf32|bf16|f16|f32|f64|e4m3|e5m2|i8|u8|i32")
 
 
 def _xmma(facts: KernelFacts, name: KernelName, match: re.Match[str]) -> KernelFacts:
-    """Read the element types in ``bf16bf16_bf16f32_f32`` (operands, result, accumulator) or
+    """Return the facts with the element types in ``bf16bf16_bf16f32_f32`` (operands, result, accumulator) or
     ``f32f32_tf32f32`` (TF32).
     """
     types = _XMMA_TYPE.findall(match["types"])
@@ -132,8 +132,8 @@ _NVJET = {"h": "f16", "t": "bf16", "s": "f32", "q": "f8E4M3FN", "o": "f4E2M1FN",
 
 
 def _nvjet(facts: KernelFacts, name: KernelName, match: re.Match[str]) -> KernelFacts:
-    """Read the type letters ``hsh`` (operands, arithmetic, result) or ``qqtst`` (two operands, addend,
-    arithmetic, result).
+    """Return the facts with the type letters ``hsh`` (operands, arithmetic, result) or ``qqtst`` (two
+    operands, addend, arithmetic, result) of a name.
     """
     letters = match["types"]
     operands = "tf32" if letters[:2] == "ss" else _NVJET.get(letters[0], "")
@@ -141,8 +141,8 @@ def _nvjet(facts: KernelFacts, name: KernelName, match: re.Match[str]) -> Kernel
 
 
 def _deep_gemm(facts: KernelFacts, name: KernelName, match: re.Match[str]) -> KernelFacts:
-    """Read the template arguments ``<shape M, N, K, groups, block M, N, K, ...>``. Extents that are given at
-    run time are 0.
+    """Return the facts in the template arguments ``<shape M, N, K, groups, block M, N, K, ...>`` of a
+    DeepGEMM kernel. Extents that are given at run time are 0.
     """
     low = "bf16" if "bf16" in name.base else "f8E4M3FN"
     # Casts to an enumeration of a namespace are layouts.
@@ -155,7 +155,9 @@ def _deep_gemm(facts: KernelFacts, name: KernelName, match: re.Match[str]) -> Ke
 
 
 def _old_deep_gemm(facts: KernelFacts, name: KernelName, match: re.Match[str]) -> KernelFacts:
-    """Read the template arguments ``<shape N, K, block M, N, K, ...>`` of DeepGEMM before June 2025."""
+    """Return the facts in the template arguments ``<shape N, K, block M, N, K, ...>`` of a DeepGEMM kernel
+    before June 2025.
+    """
     numbers = [name.number(position) for position in range(5)]
     if min(numbers) <= 0:
         return replace(facts, dtype="f8E4M3FN")
@@ -168,7 +170,9 @@ _LEAST_TILE = 8
 
 
 def _cutlass3(facts: KernelFacts, name: KernelName, match: re.Match[str]) -> KernelFacts:
-    """Read the tile of a CUTLASS 3 collective: the first triple of constants that is not a cluster shape."""
+    """Return the facts with the tile of a CUTLASS 3 kernel: the first triple of constants in the name that is
+    not a cluster shape.
+    """
     tile = next((shape for shape in cute_shapes(name.text) if min(shape) >= _LEAST_TILE), ())
     return replace(facts, dtype=element_type(name.text), tile=tile)
 
@@ -177,20 +181,22 @@ _AITER_KINDS = {"f4": "f4E2M1FN", "fp8": "f8E4M3FN", "f8": "f8E4M3FN", "i8": "i8
 
 
 def _aiter_gemm(facts: KernelFacts, name: KernelName, match: re.Match[str]) -> KernelFacts:
-    """Read the types in a name such as ``f4gemm_bf16_per1x32Fp4``: the prefix is the operand type, the next
-    word the result type.
+    """Return the facts with the types in a name such as ``f4gemm_bf16_per1x32Fp4``: the prefix is the operand
+    type, the next word the result type.
     """
     return replace(facts, dtype=_AITER_KINDS[match["kind"].lower()])
 
 
 def _ck_type(facts: KernelFacts, name: KernelName, match: re.Match[str]) -> KernelFacts:
-    """Read the element type; demanglers write CK's ``bhalf_t`` as unsigned short."""
+    """Return the facts with the element type of a CK kernel. Demanglers write CK's ``bhalf_t`` as unsigned
+    short.
+    """
     text = name.text.replace("unsigned short", "bf16").replace("ushort", "bf16")
     return replace(facts, dtype=element_type(text))
 
 
 def _matmul_ogs(facts: KernelFacts, name: KernelName, match: re.Match[str]) -> KernelFacts:
-    """Read the types in ``bf16xbf16xmxfp4``: result, activations, weights."""
+    """Return the facts with the types in ``bf16xbf16xmxfp4``: result, activations, weights."""
     types = [spelled_type(part) for part in match["types"].split("x", 1)]
     activations = match["types"].split("x")[1]
     loops = name.base.startswith("_p_")

@@ -53,8 +53,8 @@ _LAMBDA = re.compile(r"\{lambda\((\w[\w: ]{0,40})")
 
 
 def _functor(facts: KernelFacts, name: KernelName, match: re.Match[str]) -> KernelFacts:
-    """Read the operation of an elementwise kernel from its functor. The functor is a template argument: a
-    template over the element type, or a lambda over elements.
+    """Return the facts with the operation of an elementwise kernel, from its functor. The functor is a
+    template argument: a template over the element type, or a lambda over elements.
     """
     text = ", ".join(_OVER_PLACES.sub("", argument) for argument in name.arguments)
     typed = _LAMBDA.search(text)
@@ -137,16 +137,16 @@ def _softmax(facts: KernelFacts, name: KernelName, match: re.Match[str]) -> Kern
 
 
 def _reduces(facts: KernelFacts, name: KernelName, match: re.Match[str]) -> KernelFacts:
-    """Read the template arguments of ``reduce_kernel<threads, results per thread, ...>``. The name does not
-    state the operands.
+    """Return the facts in the template arguments of ``reduce_kernel<threads, results per thread, ...>``. The
+    name does not state the operands.
     """
     elements = max(name.number(1), 1)
     return replace(type_in_text(facts, name, match), cover=Cover.AT_MOST, per_thread=float(elements))
 
 
 def _gathers(facts: KernelFacts, name: KernelName, match: re.Match[str]) -> KernelFacts:
-    """Read the template arguments of ``vectorized_gather_kernel<bytes per thread, index>``. It has at most as
-    many indices as bytes.
+    """Return the facts in the template arguments of ``vectorized_gather_kernel<bytes per thread, index>``. It
+    has at most as many indices as bytes.
     """
     elements = name.number(0)
     return replace(
@@ -163,7 +163,7 @@ _TENSORS: tuple[tuple[str, str, OpClass], ...] = (
 
 
 def _tensors(facts: KernelFacts, name: KernelName, match: re.Match[str]) -> KernelFacts:
-    """Read the operation of a kernel over lists of tensors, such as a fused optimizer."""
+    """Return the facts with the operation of a kernel over lists of tensors, such as a fused optimizer."""
     facts = replace(facts, cover=Cover.AT_MOST, per_block=_CHUNK)
     for pattern, family, op_class in _TENSORS:
         if re.search(pattern, name.text):

@@ -111,7 +111,7 @@ def copies_of(
 
 
 def is_turned(left: Tensor, right: Tensor, result: Tensor) -> bool:
-    """Return True if a product of these types needs a copy of its left operand, with the contracted
+    """Return True if a matrix product of these types needs a copy of its left operand with the contracted
     dimensions last.
     """
     axes = likely_dot_axes(left.shape, right.shape, result.shape)

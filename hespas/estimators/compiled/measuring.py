@@ -45,7 +45,7 @@ _SPARE_S = 180.0
 
 
 class UnitTimings(NamedTuple):
-    """Timing of each unit, and the machine that measured them."""
+    """Timings of the units (programs that are timed separately), and the machine that measured them."""
 
     machine: MeasuringMachine
     timings: tuple[Timing, ...]
@@ -156,7 +156,9 @@ class WorkerSession:
         self._session.end()
 
     def machine(self) -> MeasuringMachine:
-        """Return the machine that measures. Raises ``UnsupportedError`` if the compiler does not start."""
+        """Return a description of the machine that measures. Raises ``UnsupportedError`` if the compiler does
+        not start.
+        """
         try:
             self._session.start()
         except ChildNotStartedError as error:
@@ -183,7 +185,9 @@ class WorkerSession:
         return Timing(fault=fault)
 
     def _greet(self, line: bytes) -> str:
-        """Store the machine from the first line of the process, and return its fault (empty: no fault)."""
+        """Store the description of the machine from the first line of the process, and return its fault
+        (empty: no fault).
+        """
         try:
             self._machine = msgspec.json.decode(line, type=MeasuringMachine)
         except msgspec.DecodeError as error:
@@ -241,5 +245,5 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_known(self) -> bool:
-        """True if there is a time: positive and finite."""
+        """Return True if the time was measured: positive and finite."""
         return not self.fault and 0 < self.duration_ns < float("inf")

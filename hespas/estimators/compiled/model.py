@@ -77,12 +77,12 @@ class _CompiledEstimator:
 
     @property
     def _at_once(self) -> int:
-        """Number of devices that run a region at the same time."""
+        """Return the number of devices that run a region at the same time."""
         return 1
 
     @classmethod
     def available(cls) -> Availability:
-        """Probe if the compiler is installed."""
+        """Return the availability: test if the compiler is installed."""
         missing: list[str] = []
         for module in cls.modules:
             try:

@@ -50,8 +50,8 @@ _PACKED_BITS = 8
 
 
 class Unit(NamedTuple):
-    """Operations that are timed together: lines of StableHLO that compute ``results`` from arguments ``%p0``,
-    ``%p1``, ...
+    """Program (StableHLO text) that is timed as a whole: one or several operations that compute ``results``
+    from arguments ``%p0``, ``%p1``, ...
     """
 
     lines: tuple[str, ...]
@@ -60,8 +60,8 @@ class Unit(NamedTuple):
 
 
 def renewed_argument(unit: Unit) -> int:
-    """Return the index of the argument in which one element changes in each iteration: the largest suitable
-    one, or -1 without one.
+    """Return the index of the argument in which the timing loop changes one element per iteration: the
+    largest suitable one, or -1 without one.
     """
     suitable = [
         index
@@ -72,7 +72,7 @@ def renewed_argument(unit: Unit) -> int:
 
 
 def baseline_of(unit: Unit) -> Unit:
-    """Return the unit without its operations, which measures the cost of the loop alone."""
+    """Return the unit without its operations. Its time is the cost of the timing loop alone."""
     index = renewed_argument(unit)
     return Unit((), unit.arguments[index : index + 1] if index >= 0 else (), ())
 
@@ -239,8 +239,8 @@ _COMMUNICATION = (int(NodeKind.COLLECTIVE), int(NodeKind.PERMUTE))
 
 
 class GraphUnits(NamedTuple):
-    """Units of a graph (each distinct program once), the nodes whose time each unit measures, and the
-    operations without a unit (counts by name).
+    """Units (programs to time) of a graph, each distinct one once, and the nodes whose time each unit
+    measures. Also counts, by name, the operations without a unit.
     """
 
     units: tuple[Unit, ...]
@@ -277,8 +277,8 @@ def units_of(graph: OpGraph, *, fused: bool, devices: int = 1) -> GraphUnits:
 
 
 def _groups(graph: OpGraph, writer: _UnitWriter) -> Iterator[tuple[int, ...]]:
-    """Yield groups of nodes that are compiled as one unit, each with its last node at the end. A producer
-    with a single consumer joins that consumer's group.
+    """Yield groups of nodes that are compiled and timed as one unit, each with its last node at the end. A
+    producer with a single consumer joins that consumer's group.
     """
     uses: list[int] = np.bincount(graph.data_deps.values, minlength=len(graph)).tolist()
     pinned = np.zeros(len(graph), np.bool_)
@@ -313,7 +313,7 @@ def _groups(graph: OpGraph, writer: _UnitWriter) -> Iterator[tuple[int, ...]]:
 
 
 class _UnitText:
-    """Text of a unit while it is written: its lines, arguments and values."""
+    """Text of a unit while it is written: its StableHLO lines, arguments and values."""
 
     __slots__ = ("arguments", "lines", "names", "outside", "values")
 
@@ -325,8 +325,8 @@ class _UnitText:
         self.outside: dict[tuple[int, Tensor], Value] = {}
 
     def argument(self, producer: int, tensor: Tensor) -> Value:
-        """Return the argument that replaces the result of a node outside the unit. One producer gives one
-        argument; an unknown producer (-1) gives a new one each time.
+        """Return the argument that replaces the result of a node outside the unit. Each producer gets one
+        argument; an unknown producer (-1) gets a new one each time.
         """
         existing = self.outside.get((producer, tensor)) if producer >= 0 else None
         if existing is not None:
@@ -348,7 +348,7 @@ class _RepeatedNodes(NamedTuple):
 
 
 class _UnitWriter:
-    """Writer of the units of one graph."""
+    """Writer of the units (StableHLO programs to time) of one graph."""
 
     def __init__(self, graph: OpGraph, devices: int) -> None:
         self.graph, self.devices = graph, devices
@@ -513,8 +513,8 @@ class _UnitWriter:
         return tuple(bound)
 
     def _repeats(self, producer: int, repeats: _RepeatedNodes) -> _RepeatedNodes | None:
-        """Return the nodes that may be repeated before ``producer``, a node outside the unit. Return None if
-        it is not repeated and its result becomes an argument.
+        """Return the nodes that may be computed again inside the unit in front of ``producer``, which is
+        outside of it. Return None if its result becomes an argument instead.
         """
         if producer in repeats.copy:
             return repeats
@@ -522,8 +522,8 @@ class _UnitWriter:
         return repeats._replace(steps=repeats.steps - 1) if again else None
 
     def _turned(self, node: int) -> int:
-        """Return the producer of the left operand of a product, if a compiler copies this operand into
-        another order; -1 otherwise.
+        """Return the node that produces the left operand of a product, if a compiler copies this operand into
+        another order; else -1.
         """
         match [self.types[row] for row in (*self.operands[node], *self.results[node])]:
             case [Tensor() as left, Tensor() as right, Tensor() as result] if self.names[self.op[node]] in {
@@ -558,8 +558,8 @@ _LARGEST = 1 << 31
 
 
 def units_of_table(ops: Operations) -> list[Unit | None]:
-    """Return a unit for each operation of a table. Only matrix products, elementwise operations and sums of
-    rows have one; other rows are None.
+    """Return a unit (program to time) for each operation of a table. Only matrix products, elementwise
+    operations and sums of rows have one; other rows are None.
     """
     return [_unit_of_row(ops, row) for row in range(len(ops))]
 

@@ -48,8 +48,8 @@ _NUMPY_NAMES: Mapping[str, str] = MappingProxyType(
 
 
 def serve(toolchain: Toolchain, requests: BinaryIO, answers: BinaryIO) -> None:
-    """Write the description of the machine to ``answers``, then read jobs from ``requests`` and write the
-    timing of each until the input ends.
+    """Run the measuring process: write the description of the machine to ``answers``, then read jobs from
+    ``requests`` and write the timing of each until the input ends.
     """
     _send(answers, toolchain.machine())
     empty: dict[str, LoopTimes] = {}
@@ -137,15 +137,17 @@ _TICK_NS = 1.0
 
 
 class LoopTimes(NamedTuple):
-    """Time of one iteration [ns] in each sample, and the number of iterations in a sample."""
+    """Samples of a timed loop: the time of one iteration [ns] in each sample, and the number of iterations
+    per sample.
+    """
 
     samples_ns: list[float]
     turns: int
 
 
 def time_loop(run: Callable[[int], object], repeats: int) -> LoopTimes:
-    """Time ``run(turns)``, which blocks until its iterations are done. The first runs warm up and are not
-    timed.
+    """Time the loop ``run(turns)``, which blocks until its iterations are done. The first runs warm up and
+    are not timed.
     """
     run(1)
     turns = 2
@@ -195,10 +197,10 @@ NumpyArray = np.ndarray[Any, np.dtype[Any]]
 
 
 class Toolchain(Protocol):
-    """Interface of a compiler and the device that it compiles for."""
+    """Interface of a compiler and the device for which it compiles, as the measuring process uses them."""
 
     def machine(self) -> MeasuringMachine:
-        """Return the machine that measures."""
+        """Return a description of the machine that measures."""
         ...
 
     def compile(
@@ -223,8 +225,8 @@ def _processor() -> str:
 
 
 class _XlaToolchain:
-    """XLA through jaxlib. It runs on JAX's default device, or on the first devices at once with one replica
-    each. The devices of a CPU are threads that share its cores.
+    """Toolchain of XLA through jaxlib. It runs on JAX's default device, or on the first devices at once with
+    one replica each. The devices of a CPU are threads that share its cores.
     """
 
     def __init__(self, devices: int) -> None:
@@ -278,7 +280,7 @@ class _XlaToolchain:
 
 
 class _IreeToolchain:
-    """IREE's own compiler and runtime, on the CPU."""
+    """Toolchain of IREE: its own compiler and runtime, on the CPU."""
 
     def __init__(self, devices: int) -> None:
         if devices != 1:

@@ -39,8 +39,8 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Direction:
-    """Direction of interpolation: the coordinate ``axis`` varies, the coordinates in ``held`` must be equal,
-    and all others follow from these.
+    """Direction in which a measurement table is interpolated: the coordinate ``axis`` varies, the coordinates
+    in ``held`` are equal, and all other coordinates follow from these.
     """
 
     axis: str
@@ -95,8 +95,8 @@ def _nodes(ops: Operations) -> FloatArray:
 
 
 def _passes(ops: Operations) -> FloatArray:
-    """Return the bytes moved per element. It distinguishes operations that read several operands from those
-    that read one.
+    """Return the bytes moved per element, which distinguish operations that read several operands from
+    operations that read one.
     """
     elements = ops.dim("rows") * ops.dim("columns")
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -107,8 +107,8 @@ _DERIVED = MappingProxyType({"window": _window, "group": _group, "nodes": _nodes
 
 
 def _space(names: str, axes: str, *, curves: tuple[str, ...] = (), rising: bool = False) -> Space:
-    """Return a space from space-separated names of coordinates. Each of ``axes`` may vary while all other
-    coordinates are equal.
+    """Return an interpolation space from space-separated names of coordinates. Each of ``axes`` may vary
+    while all other coordinates are equal.
     """
     every = tuple(names.split())
     directions = tuple(
@@ -183,8 +183,8 @@ class LookupLine:
 
     @classmethod
     def of(cls, keys: IntArray, axis: FloatArray, log_time: FloatArray) -> LookupLine:
-        """Sort measurements into lines. The error of linear interpolation is measured by leaving each point
-        out once.
+        """Sort measurements into lines along one axis. The error of linear interpolation is measured by
+        leaving each point out once.
         """
         valid = np.isfinite(axis) & (axis > 0)
         x: FloatArray = np.log2(axis[valid]).astype(np.float64)
@@ -247,8 +247,8 @@ def _bend_and_noise(position: FloatArray, log_time: FloatArray) -> tuple[float, 
 
 
 def work_of(flops: FloatArray, bytes_moved: FloatArray) -> FloatArray:
-    """Return the columns whose weighted sum is a reference time: 1, FLOPs and bytes; shape ``(ops, 3)``.
-    Unknown values count as 0.
+    """Return the columns 1, FLOPs and bytes, whose weighted sum is a reference time for interpolation; shape
+    ``(ops, 3)``. Unknown values count as 0.
     """
     return np.stack((np.ones(len(flops)), np.nan_to_num(flops), np.nan_to_num(bytes_moved)), axis=1)
 
@@ -311,7 +311,9 @@ class _Neighbours:
     def of(
         cls, space: Space, coordinates: Mapping[str, FloatArray], log_time: FloatArray, work: FloatArray
     ) -> _Neighbours | None:
-        """Sort measurements into blocks; return None if there are fewer than a plane needs."""
+        """Sort measurements into blocks of neighbours; return None if there are fewer than the fit of a plane
+        needs.
+        """
         axes = tuple(dict.fromkeys(direction.axis for direction in space.directions))
         axes = tuple(name for name in axes if len(np.unique(coordinates[name])) > 1)
         if not axes or len(log_time) < _FEWEST:
@@ -363,8 +365,8 @@ class _Neighbours:
 def _planes(
     tree: _Tree, position: FloatArray, points: FloatArray, values: FloatArray
 ) -> tuple[FloatArray, FloatArray]:
-    """Return the value at each position of a plane fitted to its nearest points, weighted by nearness, and
-    the half width of its interval.
+    """Return the value at each position by a plane through its nearest points, weighted by nearness, and the
+    half width of its interval.
     """
     count = min(_MOST, len(points))
     distance, index = tree.query(position, k=count, p=np.inf)
@@ -416,7 +418,9 @@ class LookupResult(NamedTuple):
 
 
 class _MeasuredSizes(NamedTuple):
-    """Distinct measured sizes: their coordinates, and the logarithms of their times and reference times."""
+    """Distinct sizes in a measurement table: their coordinates, and the logarithms of their times and
+    reference times.
+    """
 
     coordinates: Mapping[str, FloatArray]
     log_time: FloatArray
@@ -446,8 +450,8 @@ class LookupTable:
 
     @classmethod
     def of(cls, space: Space, ops: Operations, duration_ns: FloatArray) -> LookupTable:
-        """Build the table of one class. A fifth of the sizes is predicted from the others to find the
-        necessary width of intervals. O(rows log rows).
+        """Build the lookup table of one class of operations. A fifth of the sizes is predicted from the
+        others to find the necessary width of intervals. O(rows log rows).
         """
         bare = cls._sorted(space, ops, duration_ns)
         if len(bare.keys) < _FEWEST_TESTED:
@@ -581,7 +585,7 @@ def _groups(number: IntArray, count: int) -> list[IntArray]:
 
 
 def _median_by(number: IntArray, values: FloatArray, count: int) -> FloatArray:
-    """Return the median of the ``values`` of each group; ``number`` is the group of each value, ``count`` the
+    """Return the median of ``values`` in each group. ``number`` has the group of each value, ``count`` is the
     number of groups.
     """
     order = np.lexsort((values, number))
@@ -593,8 +597,8 @@ def _median_by(number: IntArray, values: FloatArray, count: int) -> FloatArray:
 
 
 def _without_spikes(space: Space, coordinates: Mapping[str, FloatArray], times: FloatArray) -> FloatArray:
-    """Return times limited to the times of larger sizes, on lines with a coarse grid. A smaller operation
-    does not take longer than a larger one.
+    """Return measured times without outliers that are too long: on lines with a coarse grid a smaller
+    operation takes at most the time of a larger one.
     """
     direction = space.directions[0]
     clean = times.copy()

@@ -59,7 +59,7 @@ _Class = tuple[str, str, str, str, str]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Volume:
-    """Rows of one measurement table that belong to one class (device and labels of operations)."""
+    """Rows of one measurement table for one device and one combination of operation labels."""
 
     table: Measurements
     rows: IntArray
@@ -67,7 +67,7 @@ class Volume:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MeasurementLibrary:
-    """Measurement tables, indexed by class (device and labels of operations). If two tables have the same
+    """Measurement tables, indexed by device and operation labels (a class). If two tables have the same
     class, the one with more rows is used.
     """
 
@@ -139,8 +139,8 @@ def _cached_library(path: str, split: str, changed: int) -> MeasurementLibrary:
 
 
 def visible(table: Measurements, split: str) -> Measurements:
-    """Return the rows of a table that belong to ``split``. Without a split, return the rows that are not held
-    out for testing.
+    """Return the rows of a table that estimates may use: the rows of ``split`` or, without a split, those
+    that are not held out for testing.
     """
     if split == EVERYTHING:
         return table

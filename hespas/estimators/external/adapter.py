@@ -52,7 +52,7 @@ _REPORTED_CHARACTERS = 2000
 
 
 class CommandError(Exception):
-    """Failure of an external program: it did not start, failed, or ran out of time. The message includes the
+    """Error of an external program that did not start, failed, or ran out of time. The message includes the
     program's output.
     """
 
@@ -112,7 +112,9 @@ def binary_of(command: str, name: str) -> str | None:
 
 
 def binary_availability(command: str, name: str, install: str) -> Availability:
-    """Probe if a program exists. Such programs report no version, so a digest of the file is the version."""
+    """Return the availability of a program. Such programs report no version, so a digest of the file is the
+    version.
+    """
     program = binary_of(command, name)
     if program is None:
         return Availability(False, f"no program {command or name!r}", install)
@@ -134,7 +136,9 @@ _PROBE = "import sys; from importlib.metadata import version; print(version(sys.
 
 
 def package_availability(distribution: str, command: str, install: str) -> Availability:
-    """Probe if a package is installed for the Python interpreter ``command`` (empty: this one)."""
+    """Return the availability of a package for the Python interpreter ``command`` (empty: this
+    interpreter).
+    """
     if not command:
         try:
             return Availability(True, f"{distribution} {version(distribution)}")
@@ -239,12 +243,12 @@ class ExternalSimulator:
         return self.simulator
 
     def available(self) -> Availability:
-        """Probe if the simulator is installed, and return its version."""
+        """Return if the simulator is installed, and its version."""
         raise NotImplementedError
 
     def configured(self, device: Device) -> str:
-        """Return the settings that determine a result, other than the product, as text for the cache key.
-        Raises ``UsageError`` if a setting is missing.
+        """Return the settings that determine a result besides the sizes of the product, as text for the cache
+        key. Raises ``UsageError`` if a setting is missing.
         """
         raise NotImplementedError
 
@@ -348,5 +352,5 @@ class ExternalSimulator:
 
 
 def _states_time(result: Simulated) -> bool:
-    """Return True if a result has a time or a number of cycles. A damaged saved result has neither."""
+    """Return True if a saved result has a time or a number of cycles. A damaged result has neither."""
     return 0 < max(result.cycles, result.duration_ns) < float("inf")

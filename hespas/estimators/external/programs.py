@@ -65,12 +65,12 @@ class Cocossim(ExternalSimulator):
             raise UsageError("cocossim: option cores must be 1 or more")
 
     def available(self) -> Availability:
-        """Probe if the program exists."""
+        """Return the availability: test if the program exists."""
         install = "build COCOSSim and name its program: `estimator=cocossim:command=PATH/perf_model`"
         return binary_availability(self.command, _COCOSSIM_PROGRAM, install)
 
     def configured(self, device: Device) -> str:
-        """Return the command line options of the program, as text."""
+        """Return the command line options of the program as text, for the cache key."""
         return " ".join(self._options(device))
 
     def simulate(self, product: MatrixProduct, device: Device, folder: Path) -> Simulated:
@@ -135,14 +135,14 @@ class Onnxim(ExternalSimulator):
     what: ClassVar[str] = "ONNXim (C++, built by the user): cycles of a product on a configured accelerator."
 
     def available(self) -> Availability:
-        """Probe if the program exists."""
+        """Return the availability: test if the program exists."""
         install = (
             "build ONNXim and name its program: `estimator=onnxim:command=PATH/Simulator,config=FILE.json`"
         )
         return binary_availability(self.command, _ONNXIM_PROGRAM, install)
 
     def configured(self, device: Device) -> str:
-        """Return the text of the configuration file."""
+        """Return the clock [Hz] of the option ``clock_mhz``, else of the configuration."""
         return self._config().decode("utf-8", "replace")
 
     def clock_hz(self, device: Device) -> float:

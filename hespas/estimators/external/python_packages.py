@@ -107,7 +107,7 @@ class ScaleSim(ExternalSimulator):
             raise UsageError("scalesim: option buffer_kb must be 1 or more")
 
     def available(self) -> Availability:
-        """Probe if the package is installed."""
+        """Return the availability: test if the package is installed."""
         install = (
             "pip install scalesim 'numpy<2' in an environment of its own, and name its Python: "
             "`estimator=scalesim:command=PYTHON`"
@@ -115,7 +115,7 @@ class ScaleSim(ExternalSimulator):
         return package_availability("scalesim", self.command, install)
 
     def configured(self, device: Device) -> str:
-        """Return the settings file of SCALE-Sim as text."""
+        """Return SCALE-Sim's settings file as text."""
         array = array_of(device, self.array, self.dataflow)
         if array is None:
             hint = "state one: `estimator=scalesim:array=128x128,dataflow=ws`"
@@ -186,7 +186,7 @@ class ZigZag(ExternalSimulator):
             raise UsageError(f"zigzag: option lpf_limit must be 1 to {_MOST_LOOPS}")
 
     def available(self) -> Availability:
-        """Probe if the package is installed."""
+        """Return the availability: test if the package is installed."""
         # The package does not declare that it needs six.
         install = (
             "pip install zigzag-dse six, or name a Python that has it: `estimator=zigzag:command=PYTHON`"
@@ -194,7 +194,7 @@ class ZigZag(ExternalSimulator):
         return package_availability("zigzag-dse", self.command, install)
 
     def configured(self, device: Device) -> str:
-        """Return digests of the two YAML files and the search effort."""
+        """Return digests of the two YAML files and the search effort, for the cache key."""
         digests = [
             sha256(read_document(Path(path), limits().configuration_bytes, f"ZigZag's {role}")).hexdigest()
             for path, role in self._files()

@@ -62,7 +62,7 @@ class Base(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class FittedDevice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Device whose measurements are in the fit. When transfer to new devices is tested, all devices of one
+    """Device whose measurements were used to fit a learned model. In tests of new devices, all devices of one
     ``family`` are left out together.
     """
 
@@ -74,7 +74,9 @@ class FittedDevice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ReferenceDevices(NamedTuple):
-    """Measured devices whose bases are used for a device without measurements, and their distance from it."""
+    """Measured devices whose fitted formulas (bases) are used for a device without measurements, and their
+    distance from it.
+    """
 
     nearness: Nearness
     names: tuple[str, ...]
@@ -96,8 +98,8 @@ def nearest_devices(
 
 
 class BaseIndex:
-    """Bases of a card, indexed by device and class of operations. ``parameters`` are the parameter names of
-    each form, in order.
+    """Bases (fitted formulas) of a model's card, indexed by device and class of operations. ``parameters``
+    are the parameter names of each form, in order.
     """
 
     def __init__(self, bases: Sequence[Base], parameters: Mapping[str, Sequence[str]]) -> None:
@@ -148,8 +150,8 @@ class BaseIndex:
 
 
 def combined_ns(form_log_ns: FloatArray, sheet_ns: FloatArray, share: float) -> FloatArray:
-    """Return the base time [ns] from the log of the form's time (NaN: no form) and the data-sheet time;
-    ``share`` is the weight of the form.
+    """Return the base time [ns] that trees correct: a mean of the fitted form's time (``form_log_ns``; NaN:
+    no form) and the data-sheet time in logarithms. ``share`` is the weight of the form.
     """
     with np.errstate(divide="ignore", invalid="ignore"):
         sheet = np.log(sheet_ns)

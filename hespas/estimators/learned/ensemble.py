@@ -64,7 +64,7 @@ def _alignment(values: FloatArray) -> FloatArray:
 
 
 def _rounding(exact: FloatArray) -> FloatArray:
-    """Return the loss by rounding ``exact`` up to a whole number, as log2 of the ratio."""
+    """Return how much time is lost by rounding ``exact`` up to a whole number, as log2 of the ratio."""
     return np.log2(np.ceil(np.maximum(exact, 1e-9)) / np.maximum(exact, 1e-9))
 
 
@@ -399,7 +399,7 @@ class Forest:
 
     @property
     def trees(self) -> int:
-        """Number of trees."""
+        """Return the number of trees."""
         return len(self.leaf_offsets) - 1
 
     def predict(self, table: NDArray[np.float32]) -> FloatArray:
@@ -424,8 +424,8 @@ class Forest:
         return total
 
     def _add_few(self, codes: NDArray[np.uint8], total: FloatArray) -> None:
-        """Add the leaf of each tree to ``total``, for few operations: all trees are evaluated at once. The
-        order of addition is the same as for many.
+        """Add the result of each tree to ``total`` for few operations: all trees are evaluated at once. The
+        order of addition is the same as for many operations.
         """
         goes_right = codes[self.column] > self.split[:, np.newaxis]
         allowed = np.full((len(self.column) + 1, len(total)), _EVERY_LEAF)
@@ -440,7 +440,7 @@ class Forest:
 
 
 def _below(first: NDArray[np.uint8], last: NDArray[np.uint8]) -> NDArray[np.uint64]:
-    """Return a bit mask of the leaves ``first`` to ``last - 1``."""
+    """Return a bit mask of the leaves ``first`` to ``last - 1`` of a tree."""
     one = np.uint64(1)
     below: NDArray[np.uint64] = (one << last.astype(np.uint64)) - (one << first.astype(np.uint64))
     return below
@@ -448,8 +448,8 @@ def _below(first: NDArray[np.uint8], last: NDArray[np.uint8]) -> NDArray[np.uint
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _AllowedLeaves:
-    """Some trees of a forest, prepared for evaluation. ``leaves`` are bit masks of the allowed leaves, of
-    shape (pairs of tree and column, codes).
+    """Some trees of a forest in the form for evaluation. ``leaves`` are bit masks of the leaves that a
+    column's value allows, shape (pairs of tree and column, codes).
     """
 
     leaves: NDArray[np.uint64]
@@ -479,8 +479,8 @@ class _AllowedLeaves:
         return cls(leaves, (pairs % 256).tolist(), offsets.tolist(), value)
 
     def add(self, codes: NDArray[np.uint8], total: FloatArray) -> None:
-        """Add the leaf of each of these trees to ``total``. ``codes`` are the interval numbers of the
-        columns' values, of shape (columns, ops).
+        """Add the result of each of these trees to ``total``. ``codes`` are the interval numbers of the
+        columns' values, shape (columns, ops).
         """
         code = codes.astype(np.intp)
         alive, of_pair = np.empty(len(total), np.uint64), np.empty(len(total), np.uint64)

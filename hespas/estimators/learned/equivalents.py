@@ -46,8 +46,8 @@ CONVOLUTION_WIDENING = 1.0
 
 
 def runs_on_tf32(ops: Operations, device: Device) -> IntArray:
-    """Return the rows of products that name no library and run on TF32 units of the device at half the bf16
-    rate.
+    """Return the rows of products that name no library, on devices whose TF32 units compute f32 products at
+    half the bf16 rate. Such products run there.
     """
     units = {peak.dtype for peak in device.peaks if peak.unit == "matrix"}
     if not {"tf32", _HALF} <= units:
@@ -61,8 +61,8 @@ def runs_on_tf32(ops: Operations, device: Device) -> IntArray:
 
 
 def as_deeper_products(ops: Operations) -> Operations:
-    """Return bf16 products that take as long as the given f32 products, except for writing the result. They
-    move no more bytes than ``ops``.
+    """Return bf16 products that take as long as the given f32 products, except for writing the result.
+    Learned models of bf16 can then predict them. They move no more bytes than ``ops``.
     """
     batch, m, n, k = (ops.dim(name) for name in ("batch", "m", "n", "k"))
     products = build.matmuls(Labels.constant(_HALF, len(ops)), batch=batch, m=m, n=n, k=2 * k)

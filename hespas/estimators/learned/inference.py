@@ -133,7 +133,7 @@ class Learned:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LoadedModels:
-    """Estimator of single operations by models that are already in memory."""
+    """Estimator of single operations by learned models that are already in memory."""
 
     models: Sequence[LearnedModel]
 
@@ -152,8 +152,8 @@ class LoadedModels:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _LearnedTimes:
-    """Predicted times and intervals of shape ``(3, ops)`` [ns] while they are filled in, and the reasons for
-    operations without a time.
+    """Times and intervals by learned models while they are filled in, shape ``(3, ops)`` [ns], and the
+    reasons for operations without a time.
     """
 
     times: FloatArray
@@ -244,8 +244,8 @@ def _predict_in_turn(
 
 
 class _Equivalent(NamedTuple):
-    """Prediction by operations that take about the same time, and the message about it, with ``{}`` for the
-    number formats.
+    """Replacement of operations by others that take about the same time, and the message about it, with
+    ``{}`` for the number formats.
     """
 
     predict: Callable[[Sequence[_ModelSet], Operations, Device, Diagnostics | None], _LearnedTimes]
@@ -301,8 +301,8 @@ _CONVOLUTIONS = _Equivalent(_predict_convolutions, "convolution {}: estimated as
 
 
 def octaves_of(dims: Sequence[str], ops: Operations) -> IntArray:
-    """Return log2 of each size, rounded to integers; -1 where an operation has no such size. Shape (ops,
-    dims).
+    """Return log2 of each size of each operation, rounded to integers; -1 if an operation has no such size.
+    Shape (ops, dims).
     """
     columns = [np.round(np.log2(np.maximum(np.nan_to_num(ops.dim(name), nan=0.5), 0.5))) for name in dims]
     return np.clip(np.stack(columns, axis=1), -1, 120).astype(np.int64)

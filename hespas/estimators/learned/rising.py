@@ -61,7 +61,7 @@ def halved(family: str, ops: Operations, by: Mapping[str, FloatArray | int]) -> 
 
 
 def _work(family: str, ops: Operations) -> FloatArray:
-    """Return a measure of the arithmetic of each operation; only ratios between sizes of one operation are
+    """Return a measure of the arithmetic of each operation. Only ratios between sizes of one operation are
     meaningful.
     """
     if family == "attention":

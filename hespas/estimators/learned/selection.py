@@ -60,7 +60,7 @@ class ModelSelection:
 
     @property
     def is_fitted_device(self) -> bool:
-        """True if the fit has measurements of the device."""
+        """Return True if the fit has measurements of the device."""
         return self.references is None
 
 
@@ -106,8 +106,8 @@ def select_model(
 
 
 def _label_distance(cell: Cell, labels: OperationLabels) -> tuple[int, int] | None:
-    """Return a pair of 0 or 1: 1 if the cell is of another operation, and 1 if it is of another number
-    format. Return None if the cell does not apply.
+    """Return how well the fitted group ``cell`` matches an operation, as a pair of 0 or 1: 1 if it is of
+    another operation, and 1 if it is of another number format. None if it does not apply.
     """
     if cell.kind != labels.kind:
         return None

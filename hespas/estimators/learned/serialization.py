@@ -83,7 +83,7 @@ class Cell(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Interval(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Growth of the fitted quantiles [log time] that makes them hold 90 % of ``n`` held-out rows.
+    """Widening of the fitted quantiles [log time] after which they hold 90 % of ``n`` held-out rows.
     ``hardware``, ``kind`` and ``scheme`` may be ``*``.
     """
 
@@ -125,7 +125,9 @@ class Region(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Candidate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Tested set of hyperparameters, with its errors on held-out shape groups of the split ``calib``."""
+    """Set of hyperparameters that was tested, with its errors on held-out groups of shapes of the split
+    ``calib``.
+    """
 
     form: str
     loss: str
@@ -312,7 +314,7 @@ def _faults(card: Card) -> Iterator[tuple[str, str]]:
 
 
 def _faults_of_bases(card: Card) -> Iterator[tuple[str, str]]:
-    """Yield invalid forms and form parameters of the bases in a card."""
+    """Yield invalid forms and form parameters of the bases in a card: position, and expected value."""
     if not 0 <= card.form_share <= 1:
         yield "$.form_share", "a share from 0 to 1"
     for name, parameters in card.forms.items():
@@ -330,7 +332,7 @@ def _faults_of_bases(card: Card) -> Iterator[tuple[str, str]]:
 
 
 def _faults_of_rows(card: Card) -> Iterator[tuple[str, str]]:
-    """Yield faults of the codes, errors, cells and intervals of a card."""
+    """Yield invalid codes, errors, cells and intervals of a card: position, and expected value."""
     for key, codes in card.codes.items():
         if not all(abs(code) <= _MOST_CODE for code in codes.values()):
             yield f"$.codes.{key}", f"numbers up to {_MOST_CODE:,}"

@@ -42,7 +42,7 @@ _SHAPE = re.compile(r"([1-9][0-9]{0,5})x([1-9][0-9]{0,5})", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True)
 class Array:
-    """Systolic array of ``rows`` x ``columns`` multiply-accumulate cells with a dataflow."""
+    """Systolic array of ``rows`` x ``columns`` multiply-accumulate cells, with its dataflow."""
 
     rows: int
     columns: int
@@ -53,7 +53,7 @@ class Array:
 
 
 def array_of(device: Device, shape: str = "", dataflow: str = "") -> Array | None:
-    """Return the array that the options state, or the array of the device where they are empty. None if
+    """Return the systolic array that the options state; empty options are taken from the device. None if
     neither states one. Raises ``UsageError``.
     """
     own = device.systolic
@@ -64,7 +64,7 @@ def array_of(device: Device, shape: str = "", dataflow: str = "") -> Array | Non
 
 
 def parse_array(text: str) -> tuple[int, int]:
-    """Parse rows and columns of ``RxC``. Raises ``UsageError``."""
+    """Parse rows and columns of an array, ``RxC``. Raises ``UsageError``."""
     match = _SHAPE.fullmatch(text)
     if match is None:
         raise UsageError(
@@ -74,7 +74,7 @@ def parse_array(text: str) -> tuple[int, int]:
 
 
 def parse_dataflow(text: str) -> Dataflow:
-    """Parse ``os``, ``ws`` or ``is``. Raises ``UsageError``."""
+    """Parse a dataflow: ``os``, ``ws`` or ``is``. Raises ``UsageError``."""
     match text.lower():
         case "os":
             return "os"
@@ -128,7 +128,7 @@ class _Mapped(NamedTuple):
 
 
 def fold_cycles(m: FloatArray, n: FloatArray, k: FloatArray, array: Array) -> FloatArray:
-    """Return only the column ``cycles`` of :class:`FoldCounts`."""
+    """Return only the cycles of products on an array: column ``cycles`` of :class:`FoldCounts`."""
     mapped = _mapped(m, n, k, array)
     return _last_cycle(mapped.row_folds * mapped.column_folds * mapped.fold_cycles)
 
@@ -244,8 +244,8 @@ def shared_cycles(
 
 @dataclass(frozen=True, slots=True)
 class Backing:
-    """Memory from which the operand buffers are filled: its words per cycle, and the size of each buffer in
-    words.
+    """Memory from which the operand buffers of a systolic array are filled: its words per cycle, and the size
+    of each buffer in words.
     """
 
     words_per_cycle: float

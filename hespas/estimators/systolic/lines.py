@@ -65,8 +65,8 @@ _HALF_TILE = 64.0
 
 @cache
 def read_lines(device: str) -> tuple[Fit, ...]:
-    """Return the lines that ship for a device of that name; empty for most devices. The name is looked up,
-    not used as a path, because it may come from a user's file.
+    """Return the lines (from cycles to time) that ship for a device of that name; empty for most devices. The
+    name is looked up, not used as a path, because it may come from a user's file.
     """
     shipped = {path.stem: path for path in LINES_FOLDER.glob("*.toml")}
     return read_fits(shipped[device]) if device in shipped else ()
@@ -96,7 +96,9 @@ def line_array(fit: Fit, own: Array) -> Array:
 
 @np.errstate(over="ignore", invalid="ignore")  # sizes beyond the range of a float have no time
 def product_columns(ops: Operations, cycles: FloatArray, scheme: str) -> dict[str, FloatArray]:
-    """Return the inputs of the line of products, named by the parameter that each is multiplied by."""
+    """Return the inputs of the line of matrix products, each under the name of the parameter by which it is
+    multiplied.
+    """
     batch, m, n, k = (ops.dim(name) for name in ("batch", "m", "n", "k"))
     labels = Labels.constant(scheme, len(ops))
     lhs_bytes, rhs_bytes, result_bytes = (
@@ -119,8 +121,8 @@ def product_columns(ops: Operations, cycles: FloatArray, scheme: str) -> dict[st
 
 @np.errstate(over="ignore", invalid="ignore")  # sizes beyond the range of a float have no time
 def element_columns(ops: Operations) -> dict[str, FloatArray]:
-    """Return the inputs of the lines of vector operations, named by the parameter that each is multiplied
-    by.
+    """Return the inputs of the lines of vector operations, each under the name of the parameter by which it
+    is multiplied.
     """
     rows, columns = ops.dim("rows"), ops.dim("columns")
     padding = padding_of(ops)
@@ -259,8 +261,8 @@ def _chosen(fits: tuple[Fit, ...], kind: str, op: str, scheme: str, variant: str
 
 
 def _in_scheme(basis: LineBasis, device: Device, scheme: str) -> LineBasis:
-    """Return a line of one number format, scaled to another: cycles by the ratio of the rates, elements by
-    the ratio of the widths.
+    """Return a line that was fitted to one number format, scaled to another: cycles by the ratio of the
+    rates, elements by the ratio of the widths.
     """
     fitted = basis.fit.scheme
     if scheme == fitted:

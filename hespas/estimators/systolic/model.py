@@ -48,7 +48,9 @@ __all__ = ["Systolic", "SystolicFindings"]
 
 @dataclass(frozen=True, slots=True)
 class SystolicFindings:
-    """Counts of operations by the reason why they have no time, and by the assumption behind their time."""
+    """Counts of operations by the reason why they have no time, and by the assumption on which their time
+    depends.
+    """
 
     _counts: Counter[Assumption] = field(default_factory=Counter[Assumption])
 
@@ -114,8 +116,8 @@ class Systolic:
         return "systolic"
 
     def array_of(self, device: Device) -> Array | None:
-        """Return the array whose cycles are counted; None if neither the options nor the device file state
-        one.
+        """Return the systolic array whose cycles are counted; None if neither the options nor the device file
+        state one.
         """
         return array_of(device, self.array, self.dataflow)
 
@@ -238,8 +240,8 @@ class Systolic:
 
 
 def _shared(ops: Operations, array: Array, arrays: int) -> FloatArray:
-    """Return the cycles of products that are split over ``arrays`` arrays, with the dataflow that the array
-    states.
+    """Return the cycles of products that are split over several arrays (``arrays``), with the dataflow of the
+    array.
     """
     m, n, k = (ops.dim(name) for name in ("m", "n", "k"))
     return shared_cycles(m, n, k, array, arrays=arrays, batch=ops.dim("batch"))

@@ -40,8 +40,8 @@ class EagerOperators:
     _element: DType = field(default_factory=lambda: dtype("f32"))
 
     def record(self, backward: Callable[[], None]) -> None:
-        """Put ``backward``, which writes the backward pass of the last operators, on the tape. Do nothing if
-        the step has no backward pass.
+        """Append ``backward``, which writes the backward pass of the last operators, to the tape of autograd.
+        Do nothing if the step has no backward pass.
         """
         if self.training:
             module = self.module

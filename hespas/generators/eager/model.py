@@ -48,12 +48,14 @@ class EagerModel(Bounded):
 
     @property
     def inner(self) -> int:
-        """Total width of all heads."""
+        """Return the total width of all heads."""
         return self.heads * self.head_dim
 
     @property
     def parameters(self) -> int:
-        """Number of parameters. The head of a language model shares the embedding; BERT has a pooler."""
+        """Return the number of parameters. The head of a language model shares the embedding; BERT has a
+        pooler.
+        """
         h, f = self.hidden, self.ffn
         if self.written == "switch":
             attention, dense = 3 * self.layers * (4 * h * self.inner + h), 2 * self.layers * h
@@ -140,7 +142,7 @@ _ROUTING = ("aten::max", "aten::argmax", "aten::one_hot", "aten::cumsum", "aten:
 
 @dataclass(frozen=True, slots=True)
 class EagerLayers:
-    """Writer of a model's operators for ``batch`` sequences of ``length`` tokens."""
+    """Writer of a model's PyTorch operators for ``batch`` sequences of ``length`` tokens."""
 
     model: EagerModel
     ops: EagerOperators
@@ -149,12 +151,12 @@ class EagerLayers:
 
     @property
     def rows(self) -> int:
-        """Number of tokens in the batch."""
+        """Return the number of tokens in the batch."""
         return self.batch * self.length
 
     @property
     def value(self) -> Shape:
-        """Shape of the residual stream: batch, length, hidden size."""
+        """Return the shape of the residual stream: batch, length, hidden size."""
         return (self.rows, self.model.hidden)
 
     def run(self) -> None:
@@ -251,7 +253,7 @@ class EagerLayers:
         self.ops.layer_norm(*self.value)
 
     def _loss(self) -> None:
-        """Put the start of the backward pass on the tape: the gradients of the loss and of the
+        """Append the start of the backward pass to the tape: the gradients of the loss and of the
         log-softmax.
         """
         ops, shape = self.ops, (self.rows, self.model.vocab)
@@ -475,7 +477,7 @@ class EagerStep(Bounded):
 
     @property
     def name(self) -> str:
-        """Name with the model, the mode, and the sizes."""
+        """Return the name of the step, with the model, the mode, and the sizes."""
         mode = "train" if self.training else "compiled" if self.compiled else "forward"
         return f"{self.model.name}-{mode}-{self.length}-{self.batch}"
 

@@ -62,7 +62,7 @@ def storage(elements: int, element: str) -> int:
 
 
 def total(*parts: Parts) -> Parts:
-    """Return the sum of several accounts, for each kind of memory."""
+    """Return the sum of several memory accounts, for each kind of memory."""
     names = dict.fromkeys(name for summand in parts for name in summand)
     return {name: sum(summand.get(name, 0) for summand in parts) for name in names}
 

@@ -36,8 +36,8 @@ __all__ = [
 
 
 def _piece(r: ModelRank, shape: AttentionShape) -> tuple[AttentionShape, TensorSpec]:
-    """Return the sizes of attention from local queries to the keys of one rank, and the tensor of these keys
-    and values.
+    """Return the sizes of attention from the local queries to the keys that one rank holds, and the tensor of
+    these keys and values.
     """
     cp = r.layout.cp
     one = shape._replace(keys=shape.keys // cp, pairs=shape.pairs / cp)
@@ -100,14 +100,14 @@ class ContextExchange:
 
     @property
     def _sent_heads(self) -> int:
-        """Number of key heads that a rank sends. A head that several ranks need is counted once for each of
-        them.
+        """Return the number of key heads that a rank sends. A head that several ranks need is counted once
+        for each of them.
         """
         return max(self.kv_heads, self.rank.layout.cp)
 
     @property
     def _sent_columns(self) -> int:
-        """Number of columns of queries, keys and values that a rank sends."""
+        """Return the number of columns of queries, keys and values that a rank sends."""
         shape = self.shape
         return self.heads * shape.head_dim + self._sent_heads * (shape.head_dim + shape.value_dim)
 

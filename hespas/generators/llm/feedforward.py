@@ -133,15 +133,15 @@ class _MixtureSizes:
 
     @property
     def rows_per_expert(self) -> int:
-        """Mean number of tokens of a local expert, over the experts that receive any."""
+        """Return the mean number of tokens of a local expert, over the experts that receive any."""
         missed = (1 - 1 / self.local) ** self.received if self.local > 1 else 0.0
         reached = min(self.local, max(1, round(self.local * (1 - missed))))
         return max(1, round(self.received / reached))
 
     @property
     def busy(self) -> int:
-        """Mean number of local experts that receive tokens. It is less than all only in steps of few
-        tokens.
+        """Return the mean number of local experts that receive tokens. It is less than all only in steps of
+        few tokens.
         """
         if self.received >= 4 * self.local:
             return self.local
@@ -379,7 +379,9 @@ def fused_experts(
 
 
 class _ExpertMatrices(NamedTuple):
-    """Experts, the element type of their matrices, and the number of tokens that are routed to them."""
+    """Experts of a layer, the element type of their matrices, and the number of tokens that are routed to
+    them.
+    """
 
     block: Experts
     rows: int

@@ -47,7 +47,9 @@ __all__ = [
 
 
 class Convention(Enum):
-    """Convention for counting the attended pairs of query and key."""
+    """Convention of a source for counting the pairs of query and key in attention FLOPs: all pairs, or only
+    those that a causal mask leaves.
+    """
 
     HALF = "half"
     EXACT = "exact"
@@ -182,7 +184,9 @@ def _adapters(model: Model, layout: Layout, training: Training, *, backward: boo
 
 
 def _recomputed_layers(block: Block, recompute: Recompute, index: int) -> Collection[str] | None:
-    """Return the names of the linear layers of a block that are recomputed; None if all are."""
+    """Return the names of the linear layers of a block that the backward pass computes again; None if all
+    are.
+    """
     whole = "mlp" if isinstance(block, Mlp) else "moe" if isinstance(block, Experts) else "block"
     if recompute.covers(whole, index):
         return None
@@ -192,7 +196,7 @@ def _recomputed_layers(block: Block, recompute: Recompute, index: int) -> Collec
 
 
 def _stages(model: Model, layout: Layout) -> list[list[int]]:
-    """Return the layer numbers of each stage."""
+    """Return the layer numbers of each pipeline stage."""
     return [[number for chunk in chunks for number in chunk] for chunks in layers_of_stages(model, layout)]
 
 

@@ -199,20 +199,24 @@ class KernelWriter:
         return self.builder.first_of_kind(NodeKind.COMPUTE, start)
 
     def count(self, key: str) -> int:
-        """Return how many times this method was called with the same key before."""
+        """Return how many times this method was called with the same key before, for numbering equal
+        names.
+        """
         number = self._counts.get(key, 0)
         self._counts[key] = number + 1
         return number
 
     def name_port(self, port: str, value: Value) -> None:
-        """Name a value of this part ``port``. Values of other passes already have a name and are skipped."""
+        """Give a value of this pass the name ``port``, by which other passes refer to it. Values of other
+        passes already have a name and are skipped.
+        """
         if isinstance(value, str):
             value = self.local.get(value, -1)
         if port and value >= 0:
             (self.local if self.again else self.part.ports)[port] = value
 
     def named(self, value: Value, port: str) -> str:
-        """Return the name by which another pass reads a value. A value of this part gets the name
+        """Return the name (port) by which another pass reads a value. A value of this pass gets the name
         ``port``.
         """
         if isinstance(value, str):
@@ -223,7 +227,7 @@ class KernelWriter:
         return f"{self.part.kind}:{port}"
 
     def _resolve(self, values: Sequence[Value]) -> tuple[list[int], list[tuple[str, str]]]:
-        """Return the dependencies on ``values``: nodes of this part, and pairs of pass and port for values of
+        """Return the dependencies on ``values``: nodes of this pass, and pairs of pass and port for values of
         other passes.
         """
         nodes: list[int] = []

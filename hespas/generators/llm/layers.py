@@ -50,7 +50,7 @@ class ModelEnds:
 
     @property
     def _columns(self) -> int:
-        """Rows of the embedding table on a rank."""
+        """Return the rows of the embedding table that a rank holds."""
         return -(-self.rank.model.vocab // self.rank.layout.tp)
 
     def embed(self, k: KernelWriter) -> Value:
@@ -215,8 +215,8 @@ class ModelEnds:
         reduced: Sequence[Value],
         regather: Callable[[KernelWriter, Value], None],
     ) -> None:
-        """Add the norm of all gradients, the update (on the host if the optimizer state is there), and the
-        gathers of updated weights.
+        """Add the end of the step: the norm of all gradients, the update (on the host if the optimizer state
+        is there), and the gathers of updated weights.
         """
         r = self.rank
         layout = r.layout

@@ -84,7 +84,7 @@ class Layout:
 
     @property
     def sharded(self) -> int:
-        """Number of ranks over which one copy of the optimizer state is sharded."""
+        """Return the number of ranks over which one copy of the optimizer state is sharded."""
         return (self.shard or self.dp) * self.cp
 
     @property
@@ -246,8 +246,8 @@ def layers_of_stages(model: Model, layout: Layout) -> tuple[tuple[tuple[int, ...
 
 
 def _uneven(count: int, layout: Layout) -> list[int]:
-    """Return the number of layers of each chunk if the first and the last stage have a different number of
-    layers.
+    """Return the number of layers of each chunk (virtual stage) if the first and the last stage have another
+    number of layers than the others.
     """
     first, last = layout.layers_first, layout.layers_last
     inner_stages = layout.pp - (first >= 0) - (last >= 0)

@@ -140,8 +140,8 @@ def _served(
 def forward_mamba(
     r: ModelRank, k: KernelWriter, block: Mamba, key: str, x: Value, *, served: Sequence[ScannedBatch] = ()
 ) -> Value:
-    """Add a Mamba block for a micro-batch, or for the sequences in ``served``. ``x`` and the result are the
-    residual stream before and after it.
+    """Add a Mamba block for a micro-batch in training, or for the sequences in ``served``. ``x`` and the
+    result are the residual stream before and after it.
     """
     inside, outside = _layers(r, block)
     normed = r.norm(k, "norm", x, f"{key}.norm")

@@ -60,7 +60,7 @@ class RankState:
 
     @cached_property
     def rest(self) -> RankWeights:
-        """Parameters outside of layers."""
+        """Return the parameters that belong to no layer, such as the embedding."""
         rank = self.rank
         return weights_of_rest(rank.model, rank.layout, rank.training, first=self.first, last=self.last)
 
@@ -93,8 +93,8 @@ class RankState:
         return self.rank.training.style == "maxtext"
 
     def _trained_bytes(self, level: int, bytes_each: int) -> int:
-        """Return the bytes of state that the trained parameters need, ``bytes_each`` per parameter. The state
-        is sharded if the ZeRO level of the layout is at least ``level``.
+        """Return the bytes of optimizer state or gradients for the trained parameters, ``bytes_each`` per
+        parameter. They are sharded if the ZeRO level of the layout is at least ``level``.
         """
         dense, experts = bytes_each * self.weights.dense, bytes_each * self.weights.experts
         return self._shard(dense, experts) if self.rank.layout.zero >= level else dense + experts
@@ -106,7 +106,7 @@ class RankState:
 
     @cached_property
     def parts(self) -> Parts:
-        """Bytes by kind of state, without gradients."""
+        """Return the bytes by kind of state (weights, optimizer), without gradients."""
         training, weights = self.rank.training, self.weights
         wide = 2 if training.pure_16bit else 4
         moments = self._trained_bytes(1, 2 * wide)
@@ -128,13 +128,13 @@ class RankState:
 
     @cached_property
     def gradients(self) -> int:
-        """Bytes of accumulated gradients."""
+        """Return the bytes of accumulated gradients."""
         is_16bit = self.rank.training.pure_16bit
         return self._trained_bytes(2, 2 if is_16bit else storage(1, self.rank.precision.gradient))
 
     @cached_property
     def working(self) -> int:
-        """Bytes of the weights in the formats in which layers use them."""
+        """Return the bytes of the weights in the formats in which layers use them."""
         weights = self.weights
         dense, experts = weights.dense + weights.frozen, weights.experts + weights.frozen_experts
         # Elements of the matrices of linear layers: dense ones, and of experts.
@@ -201,7 +201,7 @@ class RankState:
 
     @property
     def head(self) -> int:
-        """Trained parameters of the head."""
+        """Return the number of trained parameters of the head."""
         rank = self.rank
         return -(-rank.model.vocab // rank.layout.tp) * rank.hidden if self.rest.dense else 0
 
@@ -245,7 +245,7 @@ class StageMemory:
 
 
 class _MemoryMoment(NamedTuple):
-    """Point in a pass, and the memory that the pass holds at that point."""
+    """Point in a forward or backward pass, and the memory that the pass needs at that point."""
 
     name: str
     parts: Parts
@@ -264,7 +264,9 @@ def memory_of(model: Model, layout: Layout, training: Training) -> tuple[StageMe
 
 @dataclass(frozen=True)
 class _StageAccount:
-    """Memory account of a pipeline stage; ``chunks`` has the layer numbers of each of its virtual stages."""
+    """Memory account of a rank of a pipeline stage; ``chunks`` has the layer numbers of each of its virtual
+    stages.
+    """
 
     rank: ModelRank
     stage: int
@@ -285,7 +287,7 @@ class _StageAccount:
 
     @cached_property
     def _saved(self) -> tuple[tuple[Parts, ...], ...]:
-        """Saved activations of each layer of each chunk."""
+        """Return the saved activations of each layer of each chunk (virtual stage)."""
         chunks: list[tuple[Parts, ...]] = []
         start = 0
         for layers in self._layers:
@@ -304,7 +306,7 @@ class _StageAccount:
         return storage(self.rank.tokens * self.rank.hidden, self.rank.precision.compute)
 
     def _in_flight(self, chunk: int) -> Parts:
-        """Return the memory that a micro-batch in ``chunk`` holds between its forward and its backward
+        """Return the memory that a micro-batch needs in ``chunk`` between its forward and its backward
         pass.
         """
         saved = total(*self._saved[chunk])
@@ -423,8 +425,8 @@ class _StageAccount:
         return _MemoryMoment("gradient of the embedding", parts)
 
     def _fixed(self, *, step: bool = False) -> Parts:
-        """Return the memory that is the same in all passes; with ``step``, the memory during the optimizer
-        step.
+        """Return the memory that does not depend on the running pass; with ``step``, the memory during the
+        optimizer step.
         """
         layout, rank = self.rank.layout, self.rank
         parts = self._state.fixed()

@@ -87,7 +87,7 @@ class LatentAttention(Bounded):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mlp(Bounded):
-    """Feed-forward block of width ``ffn``: three matrices if ``gated``, otherwise two."""
+    """Feed-forward block of a transformer of width ``ffn``: three matrices if ``gated``, otherwise two."""
 
     ffn: int
     gated: bool = True

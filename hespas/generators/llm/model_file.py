@@ -59,7 +59,7 @@ _MOST = 2**62
 
 
 class ExpressionError(ValueError):
-    """Error in an expression."""
+    """Error in an expression for a size in a model file."""
 
 
 def _round_up(value: Fraction, multiple: Fraction) -> Fraction:
@@ -75,8 +75,8 @@ _SIZE_FUNCTIONS: Mapping[str, tuple[int, Callable[..., Fraction]]] = {
 
 
 class _SizeParser(ExpressionParser[Mapping[str, int]]):
-    """Parser of exact expressions over the sizes of a model. ``names`` are the sizes that an expression
-    refers to.
+    """Parser of exact expressions over the sizes of a model, as in a model file. ``names`` are the sizes that
+    an expression refers to.
     """
 
     number = Fraction
@@ -115,8 +115,8 @@ def evaluate_sizes(sizes: Mapping[str, int | str]) -> dict[str, int]:
 
 
 def _unresolved(waiting: Mapping[str, _SizeParser], sizes: Mapping[str, int | str]) -> ExpressionError:
-    """Return the error for expressions that cannot be evaluated because of unknown names or circular
-    references.
+    """Return the error for expressions in a model file that cannot be evaluated, because of unknown names or
+    circular references.
     """
     for name, size in waiting.items():
         for operand in size.names:
@@ -158,7 +158,7 @@ _Pattern = Annotated[str, Meta(max_length=4096, description="write letters, one 
 
 
 class ModelFile(TomlRow, frozen=True, kw_only=True):
-    """Keys of a model file; sizes are whole numbers or expressions."""
+    """Keys of a model file (TOML); sizes are whole numbers or expressions."""
 
     name: Text
     source: str = ""
@@ -246,7 +246,7 @@ def model_of(file: ModelFile, path: Path = PRESETS) -> Model:
 
 
 def _faults(file: ModelFile, size: Mapping[str, int]) -> Iterator[tuple[str, str, str]]:
-    """Yield the key, the error and the remedy of each invalid combination of keys."""
+    """Yield the invalid combinations of keys in a model file: the key, the error and the remedy."""
     needed = ["hidden", "layers", "vocab", "heads", "kv_heads", "head_dim", "topk", "moe_every"]
     needed += ["nope_dim", "v_dim"] if size["kv_lora"] else []
     is_mixed = not size["experts"] or size["dense_layers"] or size["moe_every"] > 1
@@ -354,8 +354,8 @@ def _presets() -> Mapping[str, ModelFile]:
 
 
 def _folded(name: str) -> str:
-    """Return a model name in lower case without punctuation, so that ``llama-3.1-8b`` equals ``Llama 3.1
-    8B``.
+    """Return a model name in lower case without punctuation, for comparison: ``llama-3.1-8b`` equals
+    ``Llama 3.1 8B``.
     """
     return re.sub(r"[^a-z0-9]", "", name.casefold())
 

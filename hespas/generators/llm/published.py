@@ -78,8 +78,8 @@ _Positive = Annotated[float, Column(is_open=True, high=1e9)]
 
 
 class _RunColumns(msgspec.Struct, frozen=True, kw_only=True):
-    """Columns of a published run whose cells are numbers or words of a fixed set. 0, NaN or empty (tp,
-    pp, cp, ep and etp: 1) means that the row does not state the setting.
+    """Columns of a table of published runs whose cells are numbers or words of a fixed set. 0, NaN or empty
+    (tp, pp, cp, ep and etp: 1) means that the row does not state the setting.
     """
 
     num_accelerators: _Count = 1
@@ -213,7 +213,7 @@ def run_of(
 
 @dataclass(frozen=True, slots=True)
 class _RunCells:
-    """Cells of a row: as text, and the typed columns."""
+    """Cells of a row of a table of published runs: as text, and the typed columns."""
 
     row: TableRow
     columns: _RunColumns
@@ -228,9 +228,7 @@ class _RunCells:
 
 
 def _model(cells: _RunCells, table: Path | None) -> Model:
-    """Return the run's model, which ships with the package or is in the table of models in the folder of
-    ``table``.
-    """
+    """Warn that a setting which the row does not state is assumed."""
     name, hint = cells.text("model"), ""
     try:
         model = named_model(name)

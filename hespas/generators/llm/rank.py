@@ -158,10 +158,8 @@ class ModelRank:
         return k.vector(name, f"{self.model.norm}_norm_backward", reads, [self.stream], after=[grad, x, skip])
 
     def residual(self, k: KernelWriter, x: Value, y: Value, name: str = "residual") -> Value:
-        """Add the result ``y`` of a block to the residual stream ``x``.
-
-        The addition is a separate kernel, or part of the next norm if a compiler fuses elementwise
-        operations.
+        """Add the result ``y`` of a block to the residual stream ``x``: by a separate kernel, or as part of
+        the next norm if a compiler fuses elementwise operations.
         """
         x = k.sums.get(x, x)
         if self.training.style == "megatron":
@@ -170,7 +168,9 @@ class ModelRank:
         return y
 
     def add_pending(self, k: KernelWriter, x: Value) -> Value:
-        """Add the kernel for an addition to the residual stream that was to be fused into a norm."""
+        """Add the kernel for a residual addition that was deferred to be fused into a norm, but has no norm
+        after it.
+        """
         if x not in k.pending:
             return x
         return k.vector("residual", "add", [self.stream] * 2, [self.stream], after=[k.pending.pop(x), x])
@@ -454,8 +454,8 @@ class ModelRank:
         return self.linear_backward(k, layer, self.gather(k, f"{layer.name}.grad.all_gather", grad), x)
 
     def _piece(self, layer: LinearLayer, suffix: str) -> tuple[tuple[int, int, int], str]:
-        """Return the (m, n, k) sizes of the product of one pipelined piece, and its element type. In the
-        backward pass, inputs and outputs are exchanged.
+        """Return the (m, n, k) sizes of the product of one piece of a layer whose communication overlaps with
+        products, and its element type. In the backward pass, inputs and outputs are exchanged.
         """
         rows = layer.rows // self.layout.tp
         sizes = (rows, layer.inputs, layer.outputs) if suffix else (rows, layer.outputs, layer.inputs)

@@ -44,7 +44,9 @@ Pass = Literal["forward", "backward", "weights"]
 
 
 class PassAction(NamedTuple):
-    """Pass of one micro-batch through one chunk (virtual stage) of a stage."""
+    """Step of a pipeline schedule: the forward or backward pass of one micro-batch through one chunk (virtual
+    stage).
+    """
 
     kind: Pass
     micro_batch: int
@@ -52,10 +54,8 @@ class PassAction(NamedTuple):
 
 
 def order_of(name: ScheduleName, layout: Layout, stage: int, micro_batches: int) -> list[PassAction]:
-    """Return the passes of a stage in order.
-
-    A single stage runs each micro-batch forward and backward. Schedule ``1f1b`` with several virtual stages
-    is the interleaved one.
+    """Return the passes of a stage in the order of a pipeline schedule. A single stage runs each micro-batch
+    forward and backward. Schedule ``1f1b`` with several virtual stages is the interleaved one.
     """
     if layout.pp == 1:
         return [
@@ -139,8 +139,8 @@ def most_in_flight(order: list[PassAction]) -> int:
 
 
 class PortNeed(NamedTuple):
-    """Dependency of a node on a port (named value) of another pass of the same micro-batch. ``is_order``: it
-    is a control dependency.
+    """Dependency of a node on a port (named value) of another pass of the same micro-batch. If ``is_order``,
+    it is a control dependency.
     """
 
     node: int
@@ -185,7 +185,7 @@ class PassInstance(NamedTuple):
 
 
 class _PassEdges:
-    """Dependencies between passes, as pairs of node numbers."""
+    """Dependencies between passes of a step, as pairs of node numbers."""
 
     def __init__(self) -> None:
         self.consumer: list[int] = []

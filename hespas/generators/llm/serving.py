@@ -105,7 +105,7 @@ class ServingMemory:
 
     @property
     def peak_bytes(self) -> int:
-        """Bytes of tensors."""
+        """Return the bytes of all tensors."""
         return sum(self.parts.values())
 
     @property
@@ -143,7 +143,7 @@ def serving_memory(model: Model, layout: Layout, serving: ServingLoad) -> tuple[
 
 
 def _cache(rank: ModelRank, serving: ServingLoad, block: Block) -> int:
-    """Return the bytes that a block caches for all sequences."""
+    """Return the bytes that a block has in the KV cache for all sequences."""
     tp, tokens = rank.layout.tp, -(-serving.context // rank.layout.cp)
     match block:
         case Attention():
@@ -518,7 +518,7 @@ class ServingStage:
         self, k: KernelWriter, block: Attention | LatentAttention, qkv: Value, stored: Value
     ) -> list[Value]:
         """Add the attention kernel of each group of sequences. It waits for ``stored``, the write of new keys
-        and values to the cache.
+        and values to the cache. Return the results.
         """
         outs: list[Value] = []
         for number, group in enumerate(self.sequences):
@@ -553,8 +553,8 @@ class ServingStage:
         )
 
     def absorbs(self, block: Attention | LatentAttention, group: SequenceBatch) -> bool:
-        """Return True if queries are projected to the latents instead of latents to keys. This is cheaper if
-        few queries read many latents.
+        """Return True if latent attention projects queries to the latents instead of latents to keys. This is
+        cheaper if few queries read many latents.
         """
         return isinstance(block, LatentAttention) and group.queries < 32 and group.context > 0
 

@@ -100,13 +100,13 @@ class ServingLatticeKernels:
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """Names of the parts, indexed by ``part``."""
+        """Return the names of the parts of a step, indexed by the column ``part``."""
         return _PARTS
 
 
 @dataclass
 class _LatticeNodes:
-    """Columns of :class:`ServingLatticeKernels` under construction."""
+    """Columns of :class:`ServingLatticeKernels` while they are filled."""
 
     node: list[int] = field(default_factory=list[int])
     part: list[int] = field(default_factory=list[int])
@@ -172,7 +172,9 @@ _KEY_KERNELS = ("kv_up.quantize", "kv_up", "kv_join")
 
 @dataclass
 class _LatticeWriter:
-    """Writer of the kernels of grid points into one graph."""
+    """Writer of the kernels of a serving step at all grid points (sizes) into one graph, so that they are
+    estimated together.
+    """
 
     step: ServingStep
     builder: GraphBuilder

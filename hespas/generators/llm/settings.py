@@ -262,7 +262,9 @@ class Training:
 
     @property
     def dispatch_ratio(self) -> float:
-        """Ratio of token copies that are sent to experts to token copies that the router assigns."""
+        """Return the ratio of token copies that are sent to experts to token copies that the router assigns
+        (less than 1 if tokens are dropped).
+        """
         return self.capacity if self.capacity > 0 else 1.0
 
     @property

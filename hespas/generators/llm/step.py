@@ -107,8 +107,8 @@ def ordered_passes(
 
 
 class _WeightShare(NamedTuple):
-    """Weights that several ranks hold. The groups ``shards`` divide one copy; the groups ``copies`` hold the
-    same part of it.
+    """Weights that several ranks hold. The ranks of a group in ``shards`` divide one copy; the ranks of a
+    group in ``copies`` hold the same part of it.
     """
 
     name: str
@@ -171,7 +171,7 @@ class _StageWriter:
         return self.model.all_layers[number]
 
     def passes(self) -> StagePasses:
-        """Write all passes."""
+        """Write all passes of the stage."""
         last = micro_batches(self.layout, self.training) - 1
         variants: dict[tuple[str, int, bool], int] = {}
         for chunk in range(len(self.chunks)):
@@ -205,7 +205,7 @@ class _StageWriter:
         return KernelWriter(self.builder, part, queues=True, tf32=self.rank.precision.tf32)
 
     def _close(self, k: KernelWriter) -> int:
-        """End the current part (pass) and return its index."""
+        """End the current pass and return its index."""
         k.part.end = len(self.builder)
         return len(self.parts) - 1
 
@@ -303,8 +303,8 @@ class _StageWriter:
         return self.stage == self.layout.pp - 1 and chunk == self.layout.vp - 1
 
     def _has_rest(self, chunk: int) -> bool:
-        """Return True if the weights outside of layers are in this chunk; only one chunk of a
-        stage has any.
+        """Return True if the weights outside of layers (embedding, head) are in this chunk; only one chunk of
+        a stage has them.
         """
         return self._is_first(chunk) or self._is_last(chunk)
 
@@ -513,8 +513,8 @@ def training_workload(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Board:
-    """Board that differs from its device file: the power limit (0: as in the file), and the ratio of its
-    memory bandwidth to the bandwidth in the file.
+    """Differences of a GPU board from its device file: the power limit (0: as in the file), and the ratio of
+    its memory bandwidth to the bandwidth in the file.
     """
 
     device: str

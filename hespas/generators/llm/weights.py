@@ -54,7 +54,7 @@ __all__ = [
 
 
 class TensorSplit(Enum):
-    """Division of a matrix over tensor-parallel ranks: by its outputs, by its inputs, or none."""
+    """Division of a layer's matrix over tensor-parallel ranks: by its outputs, by its inputs, or none."""
 
     COLUMN = "column"
     ROW = "row"
@@ -131,7 +131,7 @@ class RankWeights(NamedTuple):
     replicated: int = 0
 
     def __add__(self, other: object) -> RankWeights:
-        """Add all counts."""
+        """Return the sum of two counts of weights, field by field."""
         if not isinstance(other, RankWeights):
             return NotImplemented
         return RankWeights(*(left + right for left, right in zip(self, other, strict=True)))

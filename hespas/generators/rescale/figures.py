@@ -52,8 +52,8 @@ TABLE_FIGURES: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GraphFigures:
-    """Figures of a graph: columns of its nodes and of its side tables, by name. ``operands`` and ``results``
-    are row numbers of ``types``.
+    """Figures of a graph that rescaling changes: columns of its nodes and of its side tables, by name.
+    ``operands`` and ``results`` are row numbers of ``types``.
     """
 
     node: Mapping[str, FloatArray]
@@ -78,7 +78,9 @@ class GraphFigures:
 
 
 def same(one: FloatArray, two: FloatArray) -> BoolArray:
-    """Return a mask of the figures that are equal in both columns. Two unknown figures count as equal."""
+    """Return a mask that is True where both columns have equal figures. Two unknown figures count as
+    equal.
+    """
     equal: BoolArray = (one == two) | (np.isnan(one) & np.isnan(two))
     return equal
 
@@ -156,7 +158,7 @@ class ResizedTypes:
 
 
 def changed_nodes(graph: OpGraph, after: GraphFigures) -> BoolArray:
-    """Return the mask of nodes with changed figures."""
+    """Return a mask of the nodes whose figures changed."""
     before = GraphFigures.of(graph)
     changed = np.zeros(len(graph), np.bool_)
     for name, column in after.node.items():
@@ -245,7 +247,7 @@ def recount(
 
 
 class _CostRecount:
-    """State of a recomputation of node costs."""
+    """Recomputation of node costs after the shapes of tensors changed."""
 
     def __init__(self, graph: OpGraph, old: GraphFigures, new: GraphFigures) -> None:
         self._graph, self._old, self._new = graph, old, new
@@ -377,7 +379,7 @@ class AxisSizes:
 
     @property
     def ratio(self) -> float:
-        """Ratio of the numbers of ranks."""
+        """Return the ratio of the numbers of ranks of the rescaled job and the first trace."""
         return self.wanted / self.first
 
 
@@ -441,8 +443,8 @@ def _unfit(graph: OpGraph, node: int, reason: str, sizes: AxisSizes) -> Unsuppor
 
 
 class _FigureFit:
-    """Extrapolation of the columns of one graph. Types must be extrapolated first, because the form of a
-    node's work depends on them.
+    """Extrapolation of the figures of one graph from two traces. Types must be extrapolated first, because
+    the form of a node's work depends on them.
     """
 
     def __init__(
@@ -476,8 +478,8 @@ class _FigureFit:
         return replace(now, values=values)
 
     def _type(self, node: int, a: int, b: int, current: int) -> tuple[int, tuple[bool, bool]]:
-        """Return the row of the new type, and two flags: True if one of its extents falls or rises with the
-        axis size.
+        """Return the row of the extrapolated type, and two flags: one of its extents falls with the axis
+        size, one of its extents rises.
         """
         types, others, sizes = self._graph.types, self._other.types, self._sizes
         first_shape, second_shape = types.shape(a), others.shape(b)

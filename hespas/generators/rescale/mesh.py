@@ -82,8 +82,8 @@ def find_mesh(workload: Workload) -> Mesh:
 
 
 def _member_digits(groups: GroupSet, num_ranks: int) -> tuple[Digit, ...]:
-    """Return sizes and strides (digits) by which the ranks of each group are numbered, slowest first. Raises
-    ``UnsupportedError`` if the groups have none.
+    """Return the digits (size and stride) by which the ranks of each group are numbered, slowest first.
+    Raises ``UnsupportedError`` if the groups have no such form.
     """
     rows = groups if isinstance(groups, StridedGroups) else member_rows(groups)
     digits: tuple[Digit, ...] | None

@@ -206,7 +206,7 @@ class _SecondTrace:
 
 @dataclass(frozen=True, slots=True)
 class _AxisStep:
-    """Change of the size of one axis, by a second trace if there is one, otherwise by the rule of the
+    """Change of the size of one mesh axis: by a second trace if there is one, otherwise by the rule of the
     axis.
     """
 
@@ -250,7 +250,7 @@ class _AxisStep:
 
 @dataclass(frozen=True, slots=True)
 class _RescaleSource:
-    """Trace with its mesh, and the target mesh of the rescaled job."""
+    """Trace that is rescaled, with its mesh, and the target mesh of the rescaled job."""
 
     workload: Workload
     mesh: Mesh
@@ -336,7 +336,7 @@ class _RescaleSource:
 
 
 def _differs(grid: SmallIntArray, keys: list[tuple[object, ...]], axis: int) -> bool:
-    """Return True if rank classes along an axis of ``grid`` have different keys; absent ranks (-1) are
+    """Return True if rank classes along an axis of ``grid`` have different ``keys``; absent ranks (-1) are
     ignored.
     """
     seen: dict[tuple[object, ...], int] = {}
@@ -403,8 +403,8 @@ _RANK_ATTRIBUTES = frozenset({"sharding", "num_partitions", "replica_count", "en
 
 
 def _size_free_attributes(graph: OpGraph, stale: BoolArray) -> ExtraTable:
-    """Return the attributes that stay valid: all attributes of unchanged operations, and size-independent
-    attributes of changed ones.
+    """Return the preserved attributes that are still valid after rescaling: all attributes of unchanged
+    operations, and size-independent attributes of changed ones.
     """
     table = graph.extra
     if not len(table):

@@ -80,8 +80,8 @@ def reshaped(source: Shape, target: Shape, dims: Dims) -> Dims | None:
 
 
 def permuted(source: Shape, target: Shape, dims: Dims) -> Dims | None:
-    """Return the divided dimensions after a transpose with an unknown permutation; None if the shapes do not
-    determine them.
+    """Return the dimensions that the axis divides after a transpose with an unknown permutation; None if the
+    shapes do not determine them.
     """
     split: set[int] = set()
     for extent in {source[dim] for dim in dims}:
@@ -196,7 +196,7 @@ def resize_shards(graph: OpGraph, now: GraphFigures, change: AxisChange) -> Grap
 
 
 class _ShardFlow:
-    """Propagation of marks, which are the tensor dimensions that the axis divides, through a graph."""
+    """Propagation of marks through a graph. A mark is a dimension of a tensor that the axis divides."""
 
     def __init__(self, graph: OpGraph, change: AxisChange) -> None:
         self._graph, self._change = graph, change
@@ -240,8 +240,8 @@ class _ShardFlow:
                 raise self._refusal(node, "the shapes of an all-to-all do not define its shards")
 
     def _seed_split(self, node: int, *, small: int) -> None:
-        """Mark the divided dimension of a collective: the one that is smaller on the side ``small`` (shard)
-        than on the other side.
+        """Mark the divided dimension of a collective: the one that is smaller on the side ``small`` (the
+        shard) than on the other side.
         """
         count = len(self._operands[node])
         if not count or count != len(self._results[node]):
@@ -350,7 +350,7 @@ class _ShardFlow:
         return None
 
     def _mark_inside(self, node: int) -> None:
-        """Propagate marks between the operands and results of a node."""
+        """Propagate the marks of a node's operands and results to its other tensors."""
         shapes = self._shapes_of(node)
         marks = {slot: self.marks[node, slot] for slot in range(len(shapes)) if (node, slot) in self.marks}
         row = self._row.get(node)

@@ -141,7 +141,9 @@ def _named(graph: OpGraph, names: frozenset[str]) -> BoolArray:
 
 
 def _is_buffer(graph: OpGraph) -> BoolArray:
-    """Return a flag per data dependency: True for a buffer that its reader updates in part and returns."""
+    """Return a flag per data dependency: True if it is a buffer that its reader updates in part and returns,
+    so that it is not copied.
+    """
     deps = graph.data_deps
     sizes = graph.results.segment_sum(graph.types.bytes)
     in_place = np.isin(graph.op_class, _UPDATES) & (graph.bytes_written < sizes)

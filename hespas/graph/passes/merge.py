@@ -101,7 +101,9 @@ def _sum(column: FloatArray, group: IntArray, groups: int) -> FloatArray:
 
 
 def _between_groups(deps: RaggedArray, group: IntArray, groups: int) -> RaggedArray:
-    """Return the dependencies between different groups, each once, in order of first occurrence."""
+    """Return the dependencies between nodes of different groups as dependencies of groups, each once, in
+    order of first occurrence.
+    """
     if not len(deps.values):
         return RaggedArray.empty(groups)
     rows, values = group[deps.row_ids], group[deps.values]
@@ -235,7 +237,9 @@ class GroupRegions:
         return merged if rising else replace(merged, id=np.arange(len(merged), dtype=np.uint64))
 
     def _leaders(self, graph: OpGraph, joins: list[bool]) -> list[int]:
-        """Return the smallest node of each node's connected group of equal depth."""
+        """Return for each node the smallest node of its region, which is a connected group of nodes of equal
+        depth.
+        """
         deps = all_deps(graph)
         bounds: list[int] = deps.offsets.tolist()
         values: list[int] = deps.values.tolist()

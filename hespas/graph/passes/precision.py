@@ -93,8 +93,8 @@ class InPrecision:
         )
 
     def _converted_products(self, graph: OpGraph) -> ContractionTable:
-        """Return the matrix products with operands of this type. Accumulators are kept if they are wider and
-        differ from the operands.
+        """Return the matrix products with operands of the new element type. Accumulators stay if they are
+        wider than it and differ from the operands.
         """
         table, code = graph.contractions, np.int16(self.dtype.code)
         floats: BoolArray = np.array([element.kind is DTypeKind.FLOAT for element in DTYPES] + [False])
@@ -146,7 +146,7 @@ def _computed_in(graph: OpGraph) -> BoolArray:
 
 
 def _stored_bits(element: DType) -> float:
-    """Return the bits of an element including its part of the scale of its block."""
+    """Return the bits of an element in memory, including its part of the scale of its block."""
     scale = element.block_scale_bits / element.block_elements if element.block_elements else 0.0
     return element.bits + scale
 

@@ -178,7 +178,9 @@ def bypass(graph: OpGraph, drop: NDArray[np.bool_]) -> OpGraph:
 
 
 def _without(graph: OpGraph, drop: NDArray[np.bool_], carried: _CarriedValues | None) -> OpGraph:
-    """Return the graph without some nodes; without ``carried``, their carried edges are removed too."""
+    """Return the graph without the nodes marked in ``drop``. Unless ``carried`` is given, values that they
+    carry between iterations are removed too.
+    """
     flags: list[bool] = drop.tolist()
     # The dependencies of a dropped node replace it. A dependency of both kinds is a data dependency. A node
     # is not dropped if its bypass would multiply edges or lose an iteration of a carried value.
@@ -288,7 +290,7 @@ class _CarriedValues:
     """
 
     def __init__(self, graph: OpGraph, consumers: RaggedArray) -> None:
-        """Store ``consumers``, the dependants of each node (one row per node)."""
+        """Store ``consumers``, the nodes that depend on each node (one row per node)."""
         table = graph.regions
         self._consumers = consumers
         self._region: list[int] = graph.region.tolist()
@@ -384,7 +386,7 @@ class _CarriedValues:
 
 
 def _regions_of(nodes: SmallIntArray, rows: SmallIntArray) -> dict[int, set[int]]:
-    """Return the loops that carry a value to or from each node."""
+    """Return for each node the loops that carry a value to it or from it."""
     regions: dict[int, set[int]] = {}
     for node, row in zip(nodes.tolist(), rows.tolist(), strict=True):
         regions.setdefault(node, set()).add(row)
@@ -392,7 +394,7 @@ def _regions_of(nodes: SmallIntArray, rows: SmallIntArray) -> dict[int, set[int]
 
 
 def is_free(graph: OpGraph) -> BoolArray:
-    """Return flags of the nodes that take no time by construction: no arithmetic, traffic, communication or
+    """Return a mask of the nodes that take no time by construction: no arithmetic, traffic, communication or
     duration.
     """
     unused = (graph.flops == 0) & (graph.transcendentals == 0) & (graph.bytes_moved == 0)
@@ -403,8 +405,8 @@ def is_free(graph: OpGraph) -> BoolArray:
 
 
 def is_delay(graph: OpGraph) -> BoolArray:
-    """Return flags of recorded waits that occupy no thread and no queue, so they overlap with any
-    other work.
+    """Return a mask of recorded waits that occupy no thread and no queue, so that they overlap with any other
+    work.
     """
     delays: BoolArray = is_recorded_wait(graph) & (graph.stream < 0)
     return delays
@@ -421,7 +423,7 @@ def is_runtime_copy(name: str) -> bool:
 
 
 def runtime_copies(graph: OpGraph) -> BoolArray:
-    """Return flags of recorded copies and fills by the runtime."""
+    """Return a mask of recorded copies and fills by the runtime."""
     strings = graph.strings
     return mapped(graph.name_id, lambda row: is_runtime_copy(strings[row]), np.bool_)
 

@@ -146,7 +146,9 @@ class _LoopCopies(NamedTuple):
 
     @classmethod
     def of(cls, inside: BoolArray, trips: int) -> _LoopCopies:
-        """Place the copies after all outside nodes that precede the last node of the region."""
+        """Choose positions for the copies of a loop's nodes: after all outside nodes that precede the last
+        node of the region.
+        """
         body = np.flatnonzero(inside)
         last, size = int(body[-1]), len(body)
         before, after = np.flatnonzero(~inside[: last + 1]), np.arange(last + 1, len(inside))
@@ -204,7 +206,9 @@ def _repeat(graph: OpGraph, region: int, trips: int, *, overlap: bool) -> OpGrap
 
 
 class _IterationWaits(NamedTuple):
-    """Pairs of nodes of a loop: the consumer waits for the producer of the previous iteration."""
+    """Dependencies between consecutive iterations of a loop, as pairs of nodes: the consumer waits for the
+    producer of the previous iteration.
+    """
 
     consumer: IntArray
     producer: IntArray
@@ -248,7 +252,9 @@ def _in_sequence(
 
 
 def _with_node(graph: OpGraph, position: int, region: int, waits_for: IntArray) -> OpGraph:
-    """Return the graph with one more zero-cost node of a region at ``position``."""
+    """Return the graph with one additional zero-cost node at ``position`` in a region. It collects
+    dependencies (``waits_for``).
+    """
     nodes = len(graph)
     strings = StringTableBuilder(graph.strings)
     name = strings.add(_TRIP_END)
@@ -279,10 +285,8 @@ def _with_node(graph: OpGraph, position: int, region: int, waits_for: IntArray) 
 
 
 def _repeat_deps(deps: RaggedArray, copies: _LoopCopies) -> RaggedArray:
-    """Return the dependencies of the repeated nodes.
-
-    A copy depends on copies of the same iteration. A node outside of the loop depends on copies of the last
-    iteration.
+    """Return the dependencies after a loop is unrolled. A copy depends on copies of the same iteration; a
+    node outside of the loop depends on copies of the last iteration.
     """
     if not len(deps.values):
         return RaggedArray.empty(len(copies.rows))
@@ -295,7 +299,7 @@ def _repeat_deps(deps: RaggedArray, copies: _LoopCopies) -> RaggedArray:
 
 
 def _add_waits(deps: RaggedArray, waits: _IterationWaits, copies: _LoopCopies) -> RaggedArray:
-    """Return ``deps`` with dependencies on the previous iteration added, in each iteration but the first."""
+    """Return ``deps`` with dependencies of each iteration but the first on the previous one added."""
     to, of = waits
     if not len(to):
         return deps

@@ -51,7 +51,9 @@ class WireType(IntEnum):
 
 
 class NodeType(IntEnum):
-    """``Node.type``. 0.0.1 and 0.0.2 lack METADATA, so their later numbers are lower by one."""
+    """Values of the Chakra field ``Node.type``. 0.0.1 and 0.0.2 lack METADATA, so their later numbers are
+    lower by one.
+    """
 
     INVALID = 0
     METADATA = 1
@@ -64,7 +66,7 @@ class NodeType(IntEnum):
 
 
 class CollectiveCommType(IntEnum):
-    """Values of the ``comm_type`` attribute. Versions before 0.0.4 use other numbers."""
+    """Values of the Chakra attribute ``comm_type``. Versions before 0.0.4 use other numbers."""
 
     ALL_REDUCE = 0
     REDUCE = 1
@@ -79,7 +81,7 @@ class CollectiveCommType(IntEnum):
 
 
 class NodeField(IntEnum):
-    """Field numbers of ``Node``."""
+    """Field numbers of the Chakra message ``Node``."""
 
     ID = 1
     NAME = 2
@@ -94,7 +96,9 @@ class NodeField(IntEnum):
 
 
 class AttributeField(IntEnum):
-    """Field numbers of ``AttributeProto``; the list form of a scalar ``n`` has the number ``n + 1``."""
+    """Field numbers of the Chakra message ``AttributeProto``; the list form of a scalar ``n`` has the number
+    ``n + 1``.
+    """
 
     UNSET = 0
     NAME = 1
@@ -246,7 +250,9 @@ NODE = _message(
 
 
 class DeclaredType(NamedTuple):
-    """A value type of old attributes: the field with the value, and its type in the current schema."""
+    """Value type in attributes of old Chakra schemas: the field that has the value, and its type in the
+    current schema.
+    """
 
     field: FieldSpec
     becomes: AttributeField

@@ -123,7 +123,7 @@ class SystemConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkConfig:
-    """Contents of ``network.yml``: one entry per dimension; dimension 0 is the innermost."""
+    """Contents of ASTRA-sim's ``network.yml``: one entry per dimension; dimension 0 is the innermost."""
 
     path: str
     topology: tuple[Topology, ...]
@@ -171,8 +171,8 @@ def _read(path: Path) -> str:
 
 
 def _once(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    """Return a JSON object from its pairs. Raises ``ValueError`` for a duplicate key, because its value is
-    ambiguous.
+    """Return a JSON object as a dictionary. Raises ``ValueError`` for a key that occurs twice, because its
+    value is ambiguous.
     """
     values = dict(pairs)
     if len(values) < len(pairs):
@@ -399,7 +399,9 @@ _MOST_QUEUES = 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AstraOptions:
-    """Configuration files as read, the network backend, and the number of queues per dimension."""
+    """Options of ASTRA-sim mode: the configuration files as read, the network backend, and the number of
+    queues per dimension.
+    """
 
     system: SystemConfig
     network: NetworkConfig

@@ -58,7 +58,9 @@ class AstraSimulation(Simulation):
 
 
 def simulation_of(workload: Workload, options: AstraOptions, run: AstraRun) -> AstraSimulation:
-    """Return the results of a finished run. O(nodes of the simulated ranks + ranks)."""
+    """Return the results of a finished ASTRA-sim run in the form of all simulations. O(nodes of the simulated
+    ranks + ranks).
+    """
     system = options.system
     with_roofline = system.roofline and not system.replays_only
     statistics = RankStatistics.of(
@@ -133,7 +135,7 @@ def _resources(trace: ClassTrace) -> IntArray:
 
 
 class _AstraSpans(NamedTuple):
-    """Columns of :class:`hespas.graph.Timeline`."""
+    """Columns of :class:`hespas.graph.Timeline` for a run in ASTRA-sim mode, while they are filled."""
 
     node: SmallIntArray
     rank: SmallIntArray
@@ -146,8 +148,8 @@ class _AstraSpans(NamedTuple):
 
 
 def _by_resource(rank: RankRun) -> BoolArray:
-    """Return a mask of the nodes that were issued when a node ended on which they do not depend: they waited
-    for its slot.
+    """Return a mask of the nodes that waited for a busy slot: they were issued when a node ended on which
+    they do not depend.
     """
     trace = rank.trace.trace
     nodes = len(trace)

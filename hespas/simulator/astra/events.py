@@ -20,7 +20,7 @@ Callback = Callable[[Any], None]
 
 
 class EventQueue:
-    """Callbacks, ordered by time and then by the order of entry."""
+    """Event queue of a simulation: callbacks, ordered by time and then by the order of entry."""
 
     __slots__ = ("_at", "_times", "now_ns")
 
@@ -87,7 +87,7 @@ NEVER = -1
 
 
 class Slot(IntEnum):
-    """Slot of a node. A rank runs one node at a time in each of the first three slots."""
+    """Slot in which a rank runs a node. A rank runs one node at a time in each of the first three slots."""
 
     CPU = 0
     COMPUTE = 1

@@ -72,7 +72,7 @@ class AstraBinary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExternalRun:
-    """Figures that ASTRA-sim printed for each rank; -1 if not printed (NaN for roofline averages).
+    """Figures that ASTRA-sim itself printed for each rank; -1 if not printed (NaN for roofline averages).
     ``exit_code`` is reported but not evaluated.
     """
 

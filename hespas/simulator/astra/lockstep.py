@@ -55,11 +55,11 @@ __all__ = ["AlikeClasses", "alike", "run_alike"]
 
 
 class _NotAlike(Exception):  # noqa: N818 # not an error: all ranks are run
-    """Raised if ranks cannot be proved to behave alike."""
+    """Signal that ranks cannot be proved to behave alike, so that each must be simulated."""
 
 
 class _Relation(NamedTuple):
-    """Ranks, and for each rank the rank at the other end of its message."""
+    """Ranks that communicate, and for each the rank at the other end of its message."""
 
     ranks: IntArray
     peers: IntArray
@@ -244,7 +244,9 @@ class _AlikeRanks:
         return np.unique(np.stack(columns, 1), axis=0, return_inverse=True)[1].reshape(-1)
 
     def _paths(self, ranks: IntArray, peers: IntArray) -> IntArray:
-        """Return a number that identifies the path from each rank to its peer: the dimension and the hops."""
+        """Return a number for each rank that identifies the path to its peer: the network dimension and the
+        hops.
+        """
         if (ranks == peers).any():
             raise _NotAlike
         return self.wires.paths(ranks, peers)
@@ -312,7 +314,7 @@ def run_alike(traces: AstraTraces, options: AstraOptions) -> AstraRun | None:
 
 
 class _PartialRun:
-    """Run of some of the ranks of a job, with a separate event queue."""
+    """Run of some of the ranks of a job, with an event queue of its own."""
 
     def __init__(self, traces: AstraTraces, options: AstraOptions, planner: Planner) -> None:
         self._traces, self._options, self._planner = traces, options, planner
@@ -326,7 +328,7 @@ class _PartialRun:
         return np.arange(self._traces.workload.num_ranks, dtype=np.int64)
 
     def begun_alike(self, ranks: list[int], found: AlikeClasses) -> list[AstraRank]:
-        """Run one rank of each class to its end, or to its first stop."""
+        """Run one rank of each class of alike ranks to its end, or to its first stop."""
         self.mailbox = _ClassMailbox(self.wires, self._queue, found.kinds)
         times = PhaseTimes(self.wires)
         context = self._context(lambda start: _Lockstep(self._queue, start, times.of(start)))
@@ -423,7 +425,9 @@ class _ClassMailbox(Mailbox):
 
 
 class _Lockstep(WatchedPhase):
-    """Collective phase whose ranks all start at the same time and behave alike."""
+    """Phase of a collective whose ranks all start at the same time and behave alike, so that one rank is
+    simulated.
+    """
 
     __slots__ = ("_lead_ns",)
 

@@ -41,8 +41,8 @@ _LONGEST_NS = float(1 << 62)
 
 
 def checked(network: NetworkConfig, backend: Backend) -> NetworkConfig:
-    """Return the network. Raises ``FormatError`` for a dimension without ranks or bandwidth, and
-    ``UnsupportedError`` for a shape on which ASTRA-sim's ``backend`` aborts.
+    """Return the network unchanged if ASTRA-sim can run it. Raises ``FormatError`` for a dimension without
+    ranks or bandwidth, and ``UnsupportedError`` for a shape on which ASTRA-sim's ``backend`` aborts.
     """
     for key, values, least in (
         ("npus_count", network.npus, 2),
@@ -290,8 +290,8 @@ class MessageKey(NamedTuple):
 
 
 class MessageChannel:
-    """Messages with equal keys. ``arrived`` is the number of messages that arrived before their receive;
-    ``waiting`` are receives before their message.
+    """Messages with equal keys that wait to be matched. ``arrived`` is the number of messages that arrived
+    before their receive; ``waiting`` are receives before their message.
     """
 
     __slots__ = ("arrived", "waiting")

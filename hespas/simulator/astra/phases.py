@@ -113,7 +113,7 @@ class _TokenMachine:
         self._target = self._source = start.rank
 
     def start(self) -> None:
-        """Insert the first packets."""
+        """Start the phase: insert the first packets."""
         for _ in range(self._window):
             self._insert(None)
 
@@ -142,7 +142,7 @@ class _TokenMachine:
         self._start.timers.after(reduction_ns, self._token, None)
 
     def _advance(self) -> None:
-        """Set the peers and the size for the packet after the current one."""
+        """Advance the state to the next packet: set its peers and its size."""
 
     def _token(self, _: object) -> None:
         self._free += 1
@@ -180,7 +180,7 @@ def _message_size(plan: PhasePlan) -> int:
 
 
 class _RingMachine(_TokenMachine):
-    """Ring: one message at a time, always to the next rank."""
+    """State machine of the ring algorithm: one message at a time, always to the next rank."""
 
     __slots__ = ()
 
@@ -191,7 +191,9 @@ class _RingMachine(_TokenMachine):
 
 
 class _DirectMachine(_TokenMachine):
-    """Direct algorithm: a rank sends to one peer after the other, with a window of messages in flight."""
+    """State machine of the direct algorithm: a rank sends to one peer after the other, with a window of
+    messages in flight.
+    """
 
     __slots__ = ("_from", "_to")
 
@@ -218,7 +220,9 @@ class _DirectMachine(_TokenMachine):
         self._target, self._source = start.ring[self._to % count], start.ring[self._from % count]
 
     def _token(self, _: object) -> None:
-        """Handle a token. The second half of an all-reduce starts when all of the first half has arrived."""
+        """Handle the token that a message has arrived. The second half of an all-reduce starts when all of
+        the first half has arrived.
+        """
         self._free += 1
         peers = self._start.plan.ranks - 1
         if self._start.plan.kind is CollectiveKind.ALL_REDUCE and self._left <= peers:
@@ -250,8 +254,8 @@ class _HalvingMachine(_TokenMachine):
         self._set_partner()
 
     def _set_partner(self) -> None:
-        """Set the partner at distance ``offset``: ascending from even blocks of ``offset`` ranks, descending
-        from odd ones.
+        """Set the partner of a halving-doubling step, at distance ``offset``: above the rank in even blocks
+        of ``offset`` ranks, below it in odd blocks.
         """
         ring, position, offset = self._start.ring, self._start.position, self._offset
         forwards = not offset or position // offset % 2 == 0
@@ -284,7 +288,7 @@ class _TreeMachine:
         self._up = 0
 
     def start(self) -> None:
-        """Send from a leaf; otherwise receive from the children."""
+        """Start the tree algorithm: a leaf sends, other ranks wait for their children."""
         if not self._tree_node.children:
             self._bus(self._leaf_sends, reduces=False)
         else:
@@ -377,7 +381,9 @@ def tree_node(ring: Sequence[int], position: int, number: int) -> TreeNode:
 
 
 class Ambiguous(Exception):  # noqa: N818 # not an error: all ranks are run
-    """Raised if the order of two events at the same time matters and cannot be determined from one rank."""
+    """Signal that the order of two events at the same time matters and cannot be determined from one rank, so
+    that more ranks must be simulated.
+    """
 
 
 class PhaseTime(NamedTuple):
@@ -420,7 +426,7 @@ class RingTimes(NamedTuple):
 
     @property
     def delays_ns(self) -> tuple[int, ...]:
-        """Durations of the timers that run after the last message."""
+        """Return the durations of the timers that run after the last message."""
         at_end = self.reduced == self.messages and self.reduced > 0
         return (self.delay_ns, self.reduction_ns) if at_end else (self.delay_ns,)
 
@@ -523,8 +529,8 @@ class _TracedTimers(Timers):
 
 
 class _Echo(Mailbox):
-    """Mailbox of a single rank that simulates its peers: each receive ends when the message that the rank
-    sent would arrive.
+    """Mailbox of a single rank that simulates its peers: each receive ends when the message that this rank
+    sent would arrive at a peer.
     """
 
     __slots__ = ("_arrived_ns", "_gated", "_sent_ns", "_timers", "_wires")

@@ -95,7 +95,7 @@ class PhasePlan:
 
     @property
     def output(self) -> int:
-        """Return the input bytes of the next phase."""
+        """Return the bytes of the phase's result, which are the input of the next phase."""
         if self.algorithm.family == "tree":
             return self.size
         if self.kind is CollectiveKind.REDUCE_SCATTER:
@@ -117,7 +117,9 @@ class CollectivePlan:
 
 @dataclass(slots=True)
 class Planner:
-    """Plans of collectives on one system. Plans for equal arguments are cached."""
+    """Planner of collectives on one system: the phases that each chunk runs. Plans for equal arguments are
+    cached.
+    """
 
     system: SystemConfig
     network: NetworkConfig
@@ -278,8 +280,8 @@ class Planner:
         return tuple(phases)
 
     def _extents(self, algorithms: Sequence[Algorithm]) -> list[int]:
-        """Return the number of ranks in each dimension that has an algorithm. A flat algorithm spans all
-        ranks and is the last one.
+        """Return the number of ranks in each dimension for which an algorithm is configured. A flat algorithm
+        (such as oneRing) spans all ranks and is the last one.
         """
         extents: list[int] = []
         for algorithm, size in zip(algorithms, self.network.npus, strict=False):

@@ -52,8 +52,8 @@ class RankRun:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AstraRun:
-    """Runs of the simulated ranks. ``shown_by`` is the index in ``ranks`` of the run that represents each
-    rank of the job.
+    """Result of simulating a job in ASTRA-sim mode: runs of the simulated ranks. ``shown_by`` is the index in
+    ``ranks`` of the run that represents each rank of the job.
     """
 
     ranks: Sequence[RankRun]
@@ -85,7 +85,7 @@ _GIGA = 1_000_000_000
 
 @dataclass(slots=True)
 class _OpenCollective:
-    """Collective that runs, with ``left`` unfinished chunks."""
+    """Collective that is running, with ``left`` unfinished chunks."""
 
     plan: CollectivePlan
     left: int
@@ -138,7 +138,7 @@ class _QueueAllocator:
         self._trees = other._trees
 
     def next_tree(self) -> int:
-        """Return the number of earlier trees in this dimension, and count one more."""
+        """Return how many trees this dimension has had so far, and count one more."""
         self._trees += 1
         return self._trees - 1
 
@@ -190,8 +190,8 @@ class RankQueues:
             allocator.advanced_as(before)
 
     def open(self, plan: CollectivePlan, first_stream: int, done: Callable[[], None]) -> None:
-        """Start a collective. Its chunks are numbered from ``first_stream``; ``done`` is called when all of
-        them have ended.
+        """Start a collective on this rank's queues. Its chunks are numbered from ``first_stream``; ``done``
+        is called when all of them have ended.
         """
         opened = _OpenCollective(plan, plan.streams, done)
         for number in range(first_stream, first_stream + plan.streams):
@@ -265,8 +265,8 @@ _SHOWN = 3
 
 @dataclass(frozen=True, slots=True)
 class IssuedCollective:
-    """Issued collective: its plan, the number of its group (0: all ranks), and the number of its first
-    chunk.
+    """Collective that a node has issued: its plan, the number of its group (0: all ranks), and the number of
+    its first chunk.
     """
 
     position: int
@@ -365,7 +365,7 @@ class AstraRank(IssuingRank):
         self._open(position)
 
     def result(self) -> RankRun:
-        """Return the times of its nodes."""
+        """Return the times of the rank's nodes."""
         return RankRun(self.trace, self.start_ns, self.end_ns, self.cause, self.finish_ns)
 
     def ready(self) -> list[int]:
@@ -444,8 +444,8 @@ class AstraRank(IssuingRank):
         self._end(position, is_caught=False)
 
     def _open(self, position: int) -> None:
-        """Start a collective. Its chunks are numbered per group; for collectives of all ranks, per rank,
-        where chunks of groups are counted too.
+        """Start the collective of a node. Its chunks are numbered per group; for collectives of all ranks,
+        per rank, where chunks of groups are counted too.
         """
         if position in self._stops:
             self.stopped = position

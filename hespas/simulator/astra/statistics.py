@@ -53,7 +53,7 @@ class RankFigures(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class RankStatistics:
-    """Figures of all ranks, by rank."""
+    """Figures of all ranks as ASTRA-sim prints them, as columns by rank."""
 
     finish_ns: IntArray
     exposed_comm_ns: IntArray

@@ -49,7 +49,7 @@ class StatedCosts(NamedTuple):
 
 
 class Action(IntEnum):
-    """Action of ASTRA-sim when it issues a node."""
+    """Action that ASTRA-sim takes when it issues a node, such as a computation or a collective."""
 
     WAIT = 0
     """Takes a known time."""

@@ -19,7 +19,7 @@ __all__ = ["RingMeetings", "WatchedPhase", "WatchedTimers"]
 
 
 class WatchedTimers(Timers):
-    """Timers that raise :class:`Ambiguous` if two events of their rank have the same time and an unknown
+    """Timers of one rank that raise :class:`Ambiguous` if two events have the same time and an unknown
     order.
     """
 
@@ -128,7 +128,9 @@ class WatchedPhase:
 
 
 class RingMeetings:
-    """Rings whose ranks start at different times. Results for patterns of start times are cached."""
+    """Rings whose ranks start a collective phase at different times. Results for patterns of start times are
+    cached.
+    """
 
     def __init__(self, queue: EventQueue, network: UnawareNetwork) -> None:
         self._queue, self._network = queue, network
@@ -143,7 +145,9 @@ class RingMeetings:
         return _RingMember(self._queue, start, self)
 
     def join(self, member: _RingMember) -> None:
-        """Add a rank that starts now. With the last rank, compute the arrivals of all ranks of the ring."""
+        """Add a rank of the ring that starts now. When the last rank is added, compute the arrivals of all
+        ranks.
+        """
         start = member.start_of
         key = (start.tag, start.plan, start.in_group, start.ring[0], start.is_clockwise)
         members = self._begun.setdefault(key, [])
@@ -191,7 +195,7 @@ class _RingMember(WatchedPhase):
         self.start_of, self._meetings, self.started_ns = start, meetings, -1
 
     def start(self) -> None:
-        """Wait for the other ranks."""
+        """Register the rank at its ring, and wait for the other ranks."""
         self.begin()
         self.started_ns = self._queue.now_ns
         self._meetings.join(self)

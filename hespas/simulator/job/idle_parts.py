@@ -36,7 +36,9 @@ class IdleParts:
 
     @property
     def any(self) -> bool:
-        """Return True if some rank skips communication of its class."""
+        """Return True if some rank skips communication of its class, because it has no group or peer
+        there.
+        """
         return len(self.patterns) > 1
 
     def without_idle_time(self, graph: OpGraph, relations: Relations, pattern: int) -> OpGraph:
@@ -57,7 +59,9 @@ class IdleParts:
 
 
 def idle_parts(workload: Workload, relations: Relations) -> IdleParts:
-    """Return the idle communication of all ranks. O(ranks x (sets + permutations))."""
+    """Return for all ranks the communication of their class in which they take no part. O(ranks x (sets +
+    permutations)).
+    """
     rank_class, present = relations.rank_class, relations.rank_class != ABSENT
     calls = np.zeros((len(workload.classes), len(relations.group)), np.bool_)
     for index, graph in enumerate(workload.classes):

@@ -54,15 +54,17 @@ def job_columns(job: JobTasks, done: JointSchedule, parts: Sequence[ScheduledRan
 
 
 class _TaskPath(NamedTuple):
-    """Critical path: its tasks, first to last, and the time that it spends in each task."""
+    """Critical path through the tasks of a job: its tasks, first to last, and the time that it spends in
+    each.
+    """
 
     task: IntArray
     spent_ns: FloatArray
 
 
 def _path(done: JointSchedule, last: int) -> _TaskPath:
-    """Return the path that ends with the task ``last``, walked backwards from cause to cause. After a wait
-    for another rank the path continues on that rank.
+    """Return the critical path that ends with the task ``last``, walked backwards from cause to cause. After
+    a wait for another rank the path continues on that rank.
     """
     cause, awaited = done.schedule.cause, done.awaited
     start, end = done.schedule.start_ns, done.schedule.end_ns

@@ -237,7 +237,7 @@ def _name(job: JobTasks, task: int) -> str:
 
 
 class JointResult(NamedTuple):
-    """Simulated ranks, their communication events and their joint schedule."""
+    """Result of a joint simulation: the simulated ranks, their communication events and their schedule."""
 
     job: JobTasks
     events: CommunicationEvents

@@ -103,8 +103,8 @@ def _linked(
     *,
     overlap_trips: bool,
 ) -> list[list[_Loop]] | None:
-    """Return sets of loops that run together because their ranks communicate inside them; inner loops are
-    first. None if trip counts differ within a set.
+    """Return sets of loops that must be simulated together because their ranks communicate inside them; inner
+    loops are first. None if trip counts differ within a set.
     """
     once: dict[int, TaskProgram] = {}
     single: list[RankProgram] = []

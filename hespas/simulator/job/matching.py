@@ -179,7 +179,7 @@ class _GroupMismatch:
 
 
 def _describe_call(job: JobTasks, calls: Calls, row: int) -> tuple[int, int, str]:
-    """Return the rank, the node id and the label of a call."""
+    """Return the rank, the node id and the label of a call of a collective, for messages."""
     sim_rank, task = job.sim_ranks[int(calls.sim_rank[row])], int(calls.task[row])
     node = int(sim_rank.program.node[job.local(task)])
     name = node_label(sim_rank.graph, node)
@@ -221,7 +221,7 @@ def _group_mismatches(
 
 
 def _unlike(calls: Calls, column: IntArray | FloatArray) -> Iterator[tuple[int, int]]:
-    """Yield pairs of calls of the same collective that have different values in ``column``."""
+    """Yield pairs of calls that should be the same collective but have different values in ``column``."""
     order = np.lexsort((calls.number, calls.group_class))
     one, two = order[:-1], order[1:]
     same_call = (calls.group_class[one] == calls.group_class[two]) & (calls.number[one] == calls.number[two])
@@ -408,8 +408,8 @@ def _pairs(
 
 
 def _matched(mine: IntArray, theirs: IntArray) -> tuple[IntArray, IntArray]:
-    """Return the positions of equal tags in two columns. The k-th occurrence in one matches the k-th in the
-    other.
+    """Match the equal tags of two columns; return their positions. The k-th occurrence in one matches the
+    k-th in the other.
     """
     codes = np.unique(np.concatenate([mine, theirs]), return_inverse=True)[1].reshape(-1)
     most = max(len(mine), len(theirs)) + 1

@@ -161,7 +161,7 @@ class _JobSimulation:
     graphs: dict[_RankKey, OpGraph] = field(default_factory=dict[_RankKey, OpGraph])
 
     def run(self) -> Simulation:
-        """Schedule each rank without communication with other ranks alone, and all others together."""
+        """Run the simulation: ranks that wait for no other rank are scheduled alone, all others together."""
         behaviours, name = self.behaviours, self.options.name
         self.diagnostics.info(
             "simulate.absent-members", self.workload.name,

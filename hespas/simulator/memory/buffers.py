@@ -158,8 +158,8 @@ class Lifetimes:
         return position
 
     def born(self, value: MemoryValue) -> int:
-        """Return the start of a value's producer; for the value that a loop carries, the start of the
-        loop.
+        """Return the position at which a value is created: the start of its producer; for a value that a loop
+        carries, the start of the loop.
         """
         return self._bounds[value.slot][0] if value.slot >= 0 else self.start[value.node]
 
@@ -239,7 +239,7 @@ def buffers_of(values: ProgramValues, lifetimes: Lifetimes, donated: dict[int, i
 
 
 class _Assignment:
-    """State of the assignment of :func:`buffers_of`."""
+    """Assignment of values to buffers while :func:`buffers_of` runs."""
 
     def __init__(self, values: ProgramValues, lifetimes: Lifetimes, donated: dict[int, int]) -> None:
         self.graph_values, self.values = values, values.values
@@ -334,8 +334,8 @@ class _Assignment:
         return True
 
     def _place(self, buffers: list[Buffer]) -> None:
-        """Place temporaries into reserved buffers. Buffers of parameters that are not donated are
-        excluded.
+        """Place temporary values into reserved buffers that are free during their lifetime. Buffers of
+        parameters that are not donated are excluded.
         """
         reserved = [
             _ReservedBuffer(buffer)
@@ -372,7 +372,7 @@ class _Assignment:
 
 @dataclass(slots=True)
 class _ReservedBuffer:
-    """Reserved buffer with the intervals in which it is occupied."""
+    """Buffer whose memory is reserved for the whole step, with the intervals in which it is occupied."""
 
     buffer: Buffer
     taken: list[_Interval] = field(default_factory=list[_Interval])

@@ -200,7 +200,7 @@ def _figures(
 
 
 def _held(buffers: list[Buffer], places: int) -> FloatArray:
-    """Return the bytes in use from each position in the order of starts and ends of nodes."""
+    """Return the bytes in use at each position in the order of starts and ends of nodes."""
     changes = [0.0] * (places + 1)
     for buffer in buffers:
         if buffer.reserved:

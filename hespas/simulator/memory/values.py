@@ -68,7 +68,9 @@ def elements(graph: OpGraph) -> dict[int, int]:
 
 
 def _numbers(graph: OpGraph, key: str) -> dict[int, list[int]]:
-    """Return for each node the comma-separated numbers stored under ``key`` in the graph's extra texts."""
+    """Return for each node the numbers that the graph's extra texts have under ``key``, separated by
+    commas.
+    """
     row = graph.strings.find(key)
     numbers: dict[int, list[int]] = {}
     if row < 0:
@@ -167,7 +169,7 @@ def values_of(graph: OpGraph) -> ProgramValues:
 
 
 class _ValueTracer:
-    """Visitor that collects the values of nodes in program order."""
+    """Collector of the values (tensors) that nodes make, in program order."""
 
     def __init__(self, graph: OpGraph) -> None:
         self.graph = graph
@@ -374,8 +376,8 @@ class _ValueTracer:
         return len(self.values) - 1
 
     def handed(self) -> list[tuple[int, int]]:
-        """Return pairs of a slot and the value that an iteration stores in it for the next one. These values
-        are marked to live to the end of the iteration.
+        """Return pairs of a loop slot and the value that an iteration stores in it for the next one. These
+        values are marked to live to the end of the iteration.
         """
         handed: list[tuple[int, int]] = []
         for (region, producer), slots in self._slots.items():

@@ -98,8 +98,8 @@ class Level(NamedTuple):
 
 
 class _DimensionUse(NamedTuple):
-    """Use of one network dimension by a group: its members along it, their stride, and the sharers of a
-    link.
+    """Use of one network dimension by a group of ranks: its members along it, their stride, and the number of
+    groups that share a link.
     """
 
     members: int
@@ -108,7 +108,9 @@ class _DimensionUse(NamedTuple):
 
 
 def levels_of(system: System, footprint: Footprint) -> tuple[Level, ...]:
-    """Return the levels of a group with a footprint, innermost first. An unknown latency counts as 0."""
+    """Return the network levels that a group with this footprint uses, innermost first. An unknown latency
+    counts as 0.
+    """
     lines = map(_DimensionUse, footprint.members, footprint.stride, footprint.sharers)
     return tuple(_level(system, axis, line) for axis, line in enumerate(lines) if line.members > 1)
 
@@ -227,8 +229,8 @@ def _one_way(levels: Sequence[Level], whole: FloatArray) -> dict[str, FloatArray
 
 
 def _bus(levels: Sequence[Level]) -> float:
-    """Return the rate of a ring through all members. Every member of a node sends over a separate rail; in a
-    torus, members send along all axes at once.
+    """Return the rate of a ring through all members of a group. Every member of a node sends over a separate
+    network interface; in a torus, members send along all axes at once.
     """
     if all(level.is_ring for level in levels):
         return sum(level.rate for level in levels)
@@ -326,8 +328,8 @@ def shares_sent(kind: CollectiveKind, levels: Sequence[Level]) -> dict[str, Floa
 
 
 def _inside(levels: Sequence[Level]) -> FloatArray:
-    """Return for each level the number of members below it (the product of the inner levels), and the number
-    of all members.
+    """Return for each level the number of members inside one of its units (the product of the inner levels),
+    and last the number of all members.
     """
     return np.array([*accumulate((level.members for level in levels), mul, initial=1)], np.float64)
 

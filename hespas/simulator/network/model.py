@@ -208,7 +208,9 @@ class Network:
         return np.maximum(_scaled(measured.times, own, theirs), own.moved_ns)
 
     def _alone(self, time_ns: FloatArray) -> FloatArray:
-        """Return the times of the algorithms plus the launch time of a kernel."""
+        """Return the times of the algorithms plus the launch time of a kernel, for use without
+        measurements.
+        """
         launch_ns = 0.0 if self.device is None else float(np.nan_to_num(self.device.launch_overhead_ns))
         whole_ns = time_ns + launch_ns
         return np.stack((whole_ns, whole_ns * _MODEL_SPREAD[0], whole_ns * _MODEL_SPREAD[1]))
@@ -411,7 +413,7 @@ def on_system(
 
 @dataclass(frozen=True, slots=True)
 class _Placements:
-    """Cache of the placements of groups and messages."""
+    """Cache of the placements of groups and messages on the network."""
 
     network: Network
     num_ranks: int

@@ -149,7 +149,7 @@ def _lines(rows: IntArray, system: System) -> tuple[IntArray, IntArray]:
 
 
 def _busy(ranks: IntArray, system: System) -> list[int]:
-    """Return for each dimension the maximum number of the given ranks in one of its units."""
+    """Return for each dimension how many of the given ranks are at most in one of its units."""
     units = _units(system)[:-1]
     return [int(np.unique(ranks // unit, return_counts=True)[1].max(initial=0)) for unit in units]
 

@@ -128,8 +128,8 @@ _ROOM = 64
 
 
 class DecodingSequence(NamedTuple):
-    """Decoding request: its tokens in the cache, its generated tokens and their final number, and the time of
-    its latest token [ns].
+    """Request in the decode phase: its tokens in the cache, its generated tokens and their final number, and
+    the time of its latest token [ns].
     """
 
     request: int
@@ -176,7 +176,7 @@ class DecodingBatch:
 
     @property
     def held(self) -> FloatArray:
-        """Number of tokens of each sequence in the cache."""
+        """Return the number of tokens that each sequence has in the cache."""
         return self._columns[_HELD, : len(self.requests)]
 
     def join(self, sequence: DecodingSequence) -> None:
@@ -362,7 +362,7 @@ class _PrefillChunk:
 
 
 class _ServerRun:
-    """State of a simulated server. Requests are numbered as in :class:`Requests`."""
+    """State of a simulated LLM server while it runs. Requests are numbered as in :class:`Requests`."""
 
     def __init__(self, requests: Requests, steps: StepTimes, policy: Policy, pages: float) -> None:
         count = len(requests)
@@ -437,8 +437,8 @@ class _ServerRun:
         )
 
     def _holds(self) -> bool:
-        """Return True if the scheduler holds waiting requests back, so that more of them start in one
-        step.
+        """Return True if the scheduler delays waiting requests, so that more of them start in one step
+        (TensorRT-LLM's batch waiting).
         """
         policy = self.policy
         if self.held_back >= policy.batch_wait_iters or self.prompting or not len(self.decoding):
@@ -461,7 +461,9 @@ class _ServerRun:
         return pages + self.decoding.grown(self.gain) <= most
 
     def _make_room(self) -> None:
-        """Preempt the youngest requests until each decoding sequence has a cache page for its next token."""
+        """Preempt the youngest requests until the cache has a page for the next token of each decoding
+        sequence.
+        """
         while not (self.policy.reserves or self._has_room()):
             self._preempt()
 
@@ -475,7 +477,7 @@ class _ServerRun:
         self.waiting.appendleft(youngest)
 
     def _left(self, sequence: DecodingSequence) -> int:
-        """Save the state of a sequence that stops decoding. Return its request."""
+        """Save the state of a sequence that stops decoding, and return the number of its request."""
         request = sequence.request
         self.held[request], self.made[request] = sequence.held, sequence.made
         self.latest[request] = sequence.latest
@@ -627,7 +629,7 @@ class _ServerRun:
         return low
 
     def _generate(self, count: int) -> None:
-        """Add the tokens of ``count`` steps to each decoding sequence."""
+        """Add the tokens of ``count`` decoding steps to each sequence."""
         grown, done = self.decoding.generate(count * self.gain)
         if not self.policy.reserves:
             self.used += grown

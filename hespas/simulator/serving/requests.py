@@ -127,22 +127,22 @@ class StepLog:
     """Two numbers a run: times, tokens."""
 
     def add(self, time_ns: float, batch: int, prompt_tokens: int) -> None:
-        """Add a step."""
+        """Record a step: its time, its batch size and its prompt tokens."""
         self._time_ns.append(time_ns)
         self._runs.extend((1, batch, prompt_tokens))
 
     def add_decoding(self, time_ns: FloatArray, batch: int) -> None:
-        """Add steps that decode the same sequences."""
+        """Record several steps that decode the same sequences."""
         self._time_ns.frombytes(time_ns.tobytes())
         self._runs.extend((len(time_ns), batch, 0))
 
     def add_gap(self, gap_ns: float, tokens: int) -> None:
-        """Add ``tokens`` tokens, each generated ``gap_ns`` after the previous token of its request."""
+        """Record ``tokens`` tokens, each generated ``gap_ns`` after the previous token of its request."""
         self._gap_ns.append(gap_ns)
         self._gap_runs.extend((1, tokens))
 
     def add_gaps(self, gap_ns: FloatArray, tokens: int) -> None:
-        """Add ``tokens`` tokens for each of the times since the previous token in ``gap_ns``."""
+        """Record ``tokens`` tokens for each of the times since the previous token in ``gap_ns``."""
         self._gap_ns.frombytes(gap_ns.tobytes())
         self._gap_runs.extend((len(gap_ns), tokens))
 

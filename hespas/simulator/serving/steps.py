@@ -45,7 +45,9 @@ SHARES = ("products", "experts", "attention", "collectives", "others")
 
 
 class StepGrids(Protocol):
-    """Protocol of the grids: ascending grid points for each size of a step."""
+    """Protocol of the grids of step sizes at which kernels are estimated: ascending grid points for each size
+    of a step.
+    """
 
     @property
     def tokens(self) -> Sequence[int]:
@@ -102,12 +104,12 @@ class LatticeKernels(Protocol):
 
     @property
     def node(self) -> IntArray:
-        """Return the graph node of each entry."""
+        """Return the graph node of each entry; an entry is one kernel at one grid point."""
         ...
 
     @property
     def part(self) -> IntArray:
-        """Return the part of the step of each entry."""
+        """Return the part of the step (such as attention) to which each entry belongs."""
         ...
 
     @property
@@ -210,13 +212,15 @@ class StepTimes:
 
     @cached_property
     def _points(self) -> dict[str, tuple[float, ...]]:
-        """Grid points of each size as tuples of Python floats, for fast lookup of single values."""
+        """Return the grid points of each size as tuples of Python floats, for fast lookup of single
+        values.
+        """
         return {name: tuple(axis.tolist()) for name, axis in self._axes.items()}
 
     @cached_property
     def _lines_of_tokens(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """Times by tokens and by sampled tokens, summed over shares with their factors, as tuples of Python
-        floats.
+        """Return the times by tokens and by sampled tokens, summed over shares with their factors, as tuples
+        of Python floats.
         """
         by_tokens, by_rows = self._tables[:2]
         return tuple(by_tokens.tolist()), tuple(by_rows.tolist())
@@ -318,8 +322,8 @@ def _grid_position(axis: Sequence[float], value: float) -> tuple[int, float]:
 
 
 def _row(axis: Sequence[float], table: FloatArray, value: float) -> FloatArray:
-    """Return a table interpolated at a value of its first dimension. Below the first grid point, its first
-    row is returned.
+    """Return a table interpolated at ``value`` of its first dimension, whose grid points are ``axis``. Below
+    the first grid point, its first row is returned.
     """
     at, part = _grid_position(axis, value)
     part = max(part, 0.0)
@@ -472,8 +476,8 @@ _OF_DECODE = 2
 
 
 def _renamed(ops: Operations, kernel_model: KernelModel) -> Operations:
-    """Return the operations as the measured tables describe them, with the variant, the format names and the
-    contracted extent of the tables.
+    """Return the operations with the labels of the measured tables: variant, format names, and contracted
+    extent.
     """
     if kernel_model.variant:
         ops = replace(ops, variant=Labels.constant(kernel_model.variant, len(ops)))

@@ -63,7 +63,9 @@ class PeakMemoryErrors(ErrorSizes, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class League:
-    """Result of a league: the evaluated rows of a table with one calibration, and their summaries."""
+    """Result of a league: the rows of a table of training runs, evaluated with one calibration, and their
+    summaries.
+    """
 
     table: str
     estimator: str
@@ -186,7 +188,7 @@ class FactorsDocument(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _StoredFactors(msgspec.Struct, frozen=True):
-    """Fields of a document that are needed to read its factors."""
+    """Fields of a factors document that are needed to apply its factors."""
 
     schema: Literal["hespas.league_factors/1", "hespas.league/1"]
     factors: list[ComponentFactor]

@@ -110,7 +110,9 @@ class EvaluatedRow:
 
 
 def fit_rows_of(rows: Sequence[LeagueRow]) -> FitRows:
-    """Return predicted rows in the form that fits need. The error of a row without a measurement is NaN."""
+    """Return predicted rows in the form in which effects are fitted. The error of a row without a measurement
+    is NaN.
+    """
     parts = np.array([[row.predicted.path.get(name, 0.0) for name in COMPONENTS] for row in rows])
     parts = parts.reshape(len(rows), len(COMPONENTS))
     predicted = np.array([row.predicted.time_ns / 1e6 for row in rows])

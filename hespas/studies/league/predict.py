@@ -103,8 +103,8 @@ def _files_in(folder: Path) -> list[Path]:
 
 
 class PredictionTask(NamedTuple):
-    """Row of ``table`` to predict. In ``cells`` the accelerator has its name; ``device`` is its spelling in
-    the table.
+    """Row of ``table`` whose step is to be predicted, as sent to a process. In ``cells`` the accelerator has
+    its name; ``device`` is its spelling in the table.
     """
 
     number: int

@@ -137,7 +137,7 @@ def league_html(league: League) -> str:
 
 
 def _view(name: str, label: str, header: Sequence[Column], rows: Iterable[Sequence[object]]) -> list[Block]:
-    """Return a table of the page in a list; an empty list if it has no rows."""
+    """Return a table of the report page as a list of one block; an empty list if it has no rows."""
     table = table_from_rows(header, rows)
     return [TableView(name=f"table-{name}", table=table, title=label)] if len(table) else []
 

@@ -27,7 +27,7 @@ _Measurement = Annotated[float, Column(is_open=True, high=1e12)]
 
 
 class _MeasuredColumns(msgspec.Struct, frozen=True, kw_only=True):
-    """Measured columns of a row."""
+    """Columns of a table of training runs that hold measured figures."""
 
     step_time_lo_ms: _Measurement = nan
     step_time_ms: _Measurement = nan
@@ -110,7 +110,9 @@ class LeagueRow:
 
     @property
     def position(self) -> str:
-        """Return the position that a refusal refers to: the row, and the column or key in it."""
+        """Return the position in the table that the reason for a missing prediction refers to: the row, and
+        the column or key in it.
+        """
         refusal = self.predicted.refusal
         return f"row {self.number}{refusal.position if refusal else ''}"
 

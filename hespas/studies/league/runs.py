@@ -58,7 +58,9 @@ latencies of networks and of PCIe inside a node in NCCL's tuning constants. The 
 
 @dataclass(frozen=True, slots=True)
 class RunSettings:
-    """All settings that the step of a run depends on. Rows with equal settings have equal steps."""
+    """All settings on which the step of a run depends. Rows with equal settings have equal steps, so that one
+    prediction serves them.
+    """
 
     model: Model
     layout: Layout
@@ -211,8 +213,8 @@ class TimedRun:
 
 
 def timed_run(run: RunSettings, diagnostics: Diagnostics) -> TimedRun:
-    """Return the run with a duration for each node of its passes, from its estimator and the network of its
-    system.
+    """Return the run with a duration for each node of its passes: from its estimator for kernels, from the
+    network of its system for communication.
     """
     device, network = run.device, Network(run.system, run.device)
     layers, last = run.model.all_layers, run.layout.pp - 1

@@ -46,7 +46,7 @@ _MAX_COUNT_RATIO = 2.0
 
 
 class RowGroupErrors(GroupErrors, frozen=True, kw_only=True):
-    """Errors of a group of rows with a calibration."""
+    """Errors of a group of league rows with one calibration."""
 
     calibrate: Calibration
 
@@ -134,8 +134,8 @@ def _num_accelerators(row: EvaluatedRow) -> int:
 def _families(
     rows: Sequence[EvaluatedRow], columns: Sequence[str], member: Callable[[EvaluatedRow], _Member]
 ) -> Iterator[tuple[tuple[str, ...], dict[_Member, list[EvaluatedRow]]]]:
-    """Yield families of predicted and measured rows that are equal in ``columns``; the rows of a family are
-    grouped by ``member``.
+    """Yield families of comparable rows (predicted and measured), which are equal in ``columns``. The rows of
+    a family are grouped by ``member``.
     """
     comparable = [row for row in rows if row.published_ms > 0 and not isnan(row.predicted_ms)]
     for key, members in grouped_by(
@@ -307,7 +307,9 @@ def speedups(rows: Sequence[EvaluatedRow], calibrate: Calibration) -> Iterator[A
 
 
 def _rates(rows: Sequence[EvaluatedRow], time_of: Callable[[EvaluatedRow], float]) -> Iterator[float]:
-    """Yield the tokens per second and accelerator of each row, by the step time that ``time_of`` returns."""
+    """Yield the tokens per second and accelerator of each row, computed with the step time that ``time_of``
+    returns.
+    """
     for row in rows:
         sequences, accelerators = row.row.number_of("global_batch"), row.row.number_of("num_accelerators")
         yield sequences * row.row.number_of("seq_len") / time_of(row) / accelerators

@@ -107,7 +107,7 @@ class ServingErrorSummary(GroupErrors, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingErrors:
-    """Errors of all runs, and the fit of each engine."""
+    """Errors of all measured serving runs, and the fitted parameters of each engine."""
 
     calibrate: Calibrate
     rows: tuple[EvaluatedRun, ...]
@@ -183,7 +183,9 @@ def evaluate_runs(
 
 
 class _Corrections:
-    """Corrections of the predictions of all rows, for one kind of calibration."""
+    """Corrections (fitted parameters of engines) of the predictions of all rows, for one kind of
+    calibration.
+    """
 
     def __init__(
         self,
@@ -233,8 +235,8 @@ class _Corrections:
         return frozenset(self.points).union(*(fit.simulated for fit in self.fits.values()))
 
     def of(self, row: ServingRow) -> Correction:
-        """Return the correction of a row. The default correction, which changes nothing, is returned if its
-        engine is not calibrated.
+        """Return the correction for a row. If its engine is not calibrated, it is the default correction,
+        which changes nothing.
         """
         names = (deployment_of(row), library_of(row), engine_of(row))
         return next((self._of[name] for name in names if name in self._of), Correction())
@@ -304,7 +306,9 @@ def _roofline_times(row: ServingRow) -> MeanTimes | None:
 
 
 class _RunEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """Run; status is predicted, calibrating, or the reason why it is not predicted."""
+    """Measured run in the JSON document; ``status`` is predicted, calibrating, or the reason why it is not
+    predicted.
+    """
 
     row: Count
     model: str
@@ -334,8 +338,8 @@ class _RunEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _ParameterEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """Fitted parameter of an engine, or of one of its deployments (empty: of the engine). ``apart`` is the
-    spread of errors within a deployment.
+    """Fitted parameter in the JSON document: of an engine, or of one of its deployments (empty: of the
+    engine). ``apart`` is the spread of errors within a deployment.
     """
 
     stack: str

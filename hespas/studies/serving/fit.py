@@ -148,8 +148,8 @@ def one_point(
 
 
 class _FitPrior(NamedTuple):
-    """Prior of a fit: the center and the standard deviation of the parameters, and the residual that costs as
-    much as a deviation of one standard deviation.
+    """Prior of a fit: the center and the standard deviation of the parameters, and the residual that counts
+    as much as a deviation by one standard deviation.
     """
 
     center: FloatArray
@@ -171,7 +171,7 @@ class _LinearModel(NamedTuple):
     measured: FloatArray
 
     def times(self, values: FloatArray) -> FloatArray:
-        """Return the times at other parameters, in the shape of ``base``."""
+        """Return the times that the linear model gives for other parameters, in the shape of ``base``."""
         return np.asarray(np.maximum(self.base + self.slopes @ (values - self.at), 0.05 * self.base))
 
     def residuals(self, values: FloatArray) -> FloatArray:
@@ -179,7 +179,7 @@ class _LinearModel(NamedTuple):
         return np.asarray(np.log(self.times(values) / self.measured))
 
     def moved(self, predictor: ServingPredictor, at: FloatArray) -> _LinearModel:
-        """Return the model around other parameters: times are simulated there, slopes are reused."""
+        """Return the linear model around other parameters. Times are simulated there; slopes are reused."""
         simulated = [predictor.times(row, _correction(at)) for row in self.rows]
         linear = self.times(at).tolist()
         base = [
@@ -206,8 +206,8 @@ def _correction(values: FloatArray) -> Correction:
 def _linear_model(
     rows: Sequence[ServingRow], predictor: ServingPredictor, values: FloatArray
 ) -> _LinearModel | None:
-    """Simulate the rows at the parameters ``values`` and near them, and return the linear model. None if no
-    row can be predicted.
+    """Return a linear model of times as a function of the parameters: the rows are simulated at ``values``
+    and near them. None if no row can be predicted.
     """
     at = _correction(values)
     predicted: list[ServingRow] = []

@@ -20,8 +20,8 @@ __all__ = ["ServerLaunch", "ServerStart", "has_data_parallel_ranks", "launch_of"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerStart:
-    """Facts about the run of a server on which its launch scripts depend: the inputs from which a script
-    chooses settings, and the date of the run.
+    """Facts about the start of a measured server on which its published launch scripts depend: the inputs
+    from which a script chooses settings, and the date.
     """
 
     model: str
@@ -81,8 +81,8 @@ def has_data_parallel_ranks(precision: str, clients: int) -> bool:
 
 
 def launch_of(started: ServerStart) -> ServerLaunch:
-    """Return the settings with which the scripts start a server. A server without published scripts uses the
-    defaults of its engine.
+    """Return the launch settings that the published scripts give a server. A server without published scripts
+    has the defaults of its engine.
     """
     if not started.is_published or started.engine not in _SCRIPTS:
         if started.engine == "trtllm":

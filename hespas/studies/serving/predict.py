@@ -54,8 +54,8 @@ class MeanTimes(NamedTuple):
 
 
 def implied_rate(row: ServingRow, times: MeanTimes) -> float:
-    """Return the output tokens per second that follow from mean TTFT and TPOT at the concurrency of the
-    run.
+    """Return the output tokens per second that follow from mean TTFT and TPOT and the number of concurrent
+    clients.
     """
     mean = row.output * (1 + row.ratio) / 2
     return row.concurrency * mean / (times.ttft_ms + times.tpot_ms * (mean - 1)) * 1e3
@@ -128,8 +128,8 @@ class ServingPredictor:
         return MeanTimes(float(mean) / 1e6, float(np.nanmean(run.tpot_ns)) / 1e6)
 
     def load_share(self, row: ServingRow) -> float:
-        """Return the load of a replica relative to its capacity, for sequences or KV-cache tokens (the larger
-        share). NaN if the server is unknown.
+        """Return how full a replica is, relative to its capacity for sequences or for KV-cache tokens (the
+        larger of the two). NaN if the server is unknown.
         """
         if row.step is None:
             return nan

@@ -192,7 +192,7 @@ def read_recorded(runs: Path, requests: Path, *, diagnostics: Diagnostics | None
 
 @dataclass(frozen=True, slots=True)
 class _ReplayTimes:
-    """Simulated times of all requests in order of arrival [ns], shape ``(requests,)``."""
+    """Simulated times of all requests of a replayed run, in order of arrival [ns], shape ``(requests,)``."""
 
     ttft_ns: FloatArray
     tpot_ns: FloatArray
@@ -202,7 +202,9 @@ class _ReplayTimes:
 
     @classmethod
     def of(cls, runs: Sequence[ServingRun]) -> _ReplayTimes:
-        """Combine the runs of replicas, which serve requests round-robin, in order of arrival."""
+        """Join the simulated runs of replicas, which serve requests round-robin, to times in order of
+        arrival.
+        """
         count, num_replicas = sum(len(run.requests) for run in runs), len(runs)
 
         def joined(name: str) -> FloatArray:
@@ -355,8 +357,8 @@ def _calibrated(entry: _PreparedRun, start: Correction, names: tuple[str, ...]) 
 
 
 def _compared(entry: _PreparedRun, correction: Correction, calibrating_s: float = nan) -> RunReplay:
-    """Return the errors of a simulated run. ``calibrating_s`` is the time that its calibration needed (NaN:
-    none).
+    """Return the errors of a simulated run against its recording. ``calibrating_s`` is the time that its
+    calibration needed (NaN: none).
     """
     simulated, seconds = entry.simulated(correction)
     run, later = entry.run, ~entry.run.is_early

@@ -40,8 +40,8 @@ _Degree = Annotated[int, Column(low=0)]
 
 
 class _RunColumns(msgspec.Struct, frozen=True, kw_only=True):
-    """Columns of a table of runs. A degree of parallelism of 0, or an empty one, means 1: the model has no
-    such layers.
+    """Columns of a table of measured serving runs. A degree of parallelism of 0, or an empty one, means 1:
+    the model has no such layers.
     """
 
     model_path: str
@@ -156,7 +156,7 @@ def refuse_empty_split(rows: Sequence[ServingRow], split: str) -> None:
 
 
 def _unpacked(cells: _RunColumns) -> _RunColumns:
-    """Return the cells of a row, with empty columns filled from ``silicon_data_source``."""
+    """Return the cells of a row. Empty columns are filled from the text in ``silicon_data_source``."""
     source = cells.silicon_data_source
     concurrency = re.search(r"silicon_concurrency=(\d{1,15})\b", source)
     dated = re.search(r"measured=([\d-]+)", source)
@@ -169,7 +169,7 @@ def _unpacked(cells: _RunColumns) -> _RunColumns:
 
 
 def _serving_row(number: int, cells: _RunColumns) -> ServingRow:
-    """Convert a row of the table."""
+    """Convert a row of the table of measured runs."""
     engine, date = cells.backend, cells.measured
     is_published = cells.benchmark == "InferenceMAX"
     model, precision = cells.model_path.rpartition("/")[2], cells.precision

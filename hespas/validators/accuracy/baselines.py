@@ -143,7 +143,7 @@ class FittingRows:
 
     @property
     def is_sampled(self) -> bool:
-        """True if there are more shapes than a fit uses; reports must mention it."""
+        """Return True if there are more shapes than a fit uses, which reports must mention."""
         return int(self.shape.max(initial=-1)) >= MOST_FITTED
 
     def fitted(self, part: IntArray | NDArray[np.int8]) -> NDArray[np.float64]:
@@ -158,8 +158,8 @@ class FittingRows:
         return fitted
 
     def predict(self, is_fitted: BoolArray, is_predicted: BoolArray, out: NDArray[np.float64]) -> None:
-        """Write the predictions of the baselines for the rows ``is_predicted`` into ``out``. The fit uses the
-        rows ``is_fitted``.
+        """Write the predictions of naive baselines for the rows ``is_predicted`` into ``out``. They are
+        fitted to the rows ``is_fitted``.
         """
         is_usable = (self.naive_ns < _LONGEST_NS) & (self.measured_ns < _LONGEST_NS) & (self.measured_ns > 0)
         # The fit also excludes shapes of other sources that are among the predicted ones.

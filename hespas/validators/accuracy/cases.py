@@ -56,8 +56,8 @@ LEAST_NS = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class CaseMembers:
-    """Members of one case: compiled instructions, the program operations that they carry out, and the
-    measured events.
+    """Members of one case (a measured time that is compared with an estimate): compiled instructions, the
+    program operations that they carry out, and the measured events.
     """
 
     instructions: tuple[str, ...]
@@ -134,14 +134,14 @@ class Cases:
 
     @property
     def share(self) -> float:
-        """Share of the device time that the cases represent, 0..1; 1 if no time was measured."""
+        """Return the share of the device time that the cases represent, 0..1; 1 if no time was measured."""
         inside = float(self.weights_ns.sum())
         total = inside + self.outside_ns
         return inside / total if total else 1.0
 
     @property
     def weights_ns(self) -> FloatArray:
-        """Device time of all events that each case represents, the sum over its runs."""
+        """Return the device time of all events that each case represents, summed over its runs [ns]."""
         measured = np.where(self.measured_ns > 0, self.measured_ns, 0.0)
         total = float(measured.sum())
         return measured if isnan(self.inside_ns) or not total else measured * (self.inside_ns / total)
@@ -187,10 +187,8 @@ def events_of(profile: Profile, rows: IntArray, name: str) -> Profile:
 
 
 def cases_of(graph: OpGraph, node: IntArray, times: FloatArray, names: tuple[str, str, str]) -> Cases:
-    """Return a case for each node with a measured time. The time covers all ``times`` executions of the node
-    in a step.
-
-    ``names`` are source, workload and hardware.
+    """Return a case (measured time to compare) for each node with a measured time, which covers all ``times``
+    executions of the node in a step. ``names`` are source, workload and hardware.
     """
     labels, shapes, shape = case_labels(graph, node, times)
     return Cases(
@@ -213,9 +211,8 @@ def cases_of(graph: OpGraph, node: IntArray, times: FloatArray, names: tuple[str
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class GroupTimes:
-    """Measured times of groups; columns of shape ``(measured groups,)``.
-
-    ``group`` is the group's number, ``measured_ns`` the median over its runs, ``mean_ns`` their mean.
+    """Measured times of groups of events that belong together. ``group`` is the group's number,
+    ``measured_ns`` the median over its runs, ``mean_ns`` their mean. Shape ``(measured groups,)``.
     """
 
     group: IntArray

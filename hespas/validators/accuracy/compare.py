@@ -74,7 +74,9 @@ class _ComparedReport(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FigureChange:
-    """Error figure of both reports. Smaller is better, so ``difference`` > 0 is worse."""
+    """Change of one error figure between two reports. Smaller errors are better, so ``difference`` > 0 is
+    worse.
+    """
 
     what: str
     figure: str
@@ -105,7 +107,9 @@ class Comparison:
     new_sources: tuple[str, ...] = ()
 
     def unlike(self) -> str:
-        """Return a sentence if the reports have different sources, otherwise an empty text."""
+        """Return a sentence if the reports have different sources, so that figures are not comparable;
+        otherwise an empty text.
+        """
         parts = [
             f"only the {name} has {', '.join(map(clipped, sources[:_MOST_SOURCES]))}"
             + (f" and {len(sources) - _MOST_SOURCES:,} more" if len(sources) > _MOST_SOURCES else "")

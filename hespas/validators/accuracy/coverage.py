@@ -117,14 +117,16 @@ def group_keys(
 
 
 class _KeyForest:
-    """Union-find forest (path halving) of keys and nodes. ``is_joined`` marks the keys that have a node."""
+    """Union-find forest that joins match keys (of events) with nodes. ``is_joined`` marks the keys that have
+    a node.
+    """
 
     def __init__(self, num_keys: int, num_nodes: int) -> None:
         self.is_joined = [False] * num_keys
         self._parent = list(range(num_keys + num_nodes))
 
     def root(self, item: int) -> int:
-        """Return the root of the tree of a key, or of a node (numbered behind the keys)."""
+        """Return the root of the tree of a key, or of a node (nodes are numbered after the keys)."""
         parent = self._parent
         while parent[item] != item:
             parent[item] = parent[parent[item]]
@@ -152,7 +154,7 @@ _MOST_LISTED = 50
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnmatchedName:
-    """Name of unmatched events or nodes, with their number. ``total_ns`` is NaN for nodes."""
+    """Name of events or nodes without a match, with their number. ``total_ns`` is NaN for nodes."""
 
     name: str
     count: Count
@@ -184,17 +186,17 @@ class Coverage:
 
     @property
     def time_share(self) -> float:
-        """Matched share of the device time; 1 without device time."""
+        """Return the matched share of the device time; 1 without device time."""
         return self.matched_time_ns / self.time_ns if self.time_ns else 1.0
 
     @property
     def count_share(self) -> float:
-        """Matched share of the events."""
+        """Return the matched share of the events."""
         return self.matched_events / self.events if self.events else 1.0
 
 
 def coverage_of(graph: OpGraph, profile: Profile, matching: Matching) -> Coverage:
-    """Return the coverage of a matching, by count and by time. O(nodes + events)."""
+    """Return how much of a profile and a program was matched, by count and by time. O(nodes + events)."""
     matched = matching.matched
     costs = ~is_free(graph) & (graph.executions != 0)
     listed = np.zeros(len(graph), np.bool_)
@@ -260,7 +262,9 @@ class InstructionJoin:
 
 
 def joins_of(graph: OpGraph, profile: Profile, matching: Matching) -> tuple[InstructionJoin, ...]:
-    """Return all instructions that ran, most time first. O(events + links)."""
+    """Return all compiled instructions that ran with the operations they carry out, most time first. O(events
+    + links).
+    """
     count = len(matching.keys)
     named = np.flatnonzero(matching.event_key >= 0)
     key = matching.event_key[named]

@@ -42,7 +42,7 @@ _NO_STEP = MeasuredStep(span_ns=nan, busy_ns=nan, is_simulated=False)
 
 
 class SummaryJson(msgspec.Struct, frozen=True, kw_only=True):
-    """Errors of one estimator on one device, over all cases or over one part."""
+    """Errors of one estimator on one device in the JSON document, over all cases or over one part."""
 
     estimator: str
     hardware: str
@@ -77,7 +77,9 @@ class SummaryJson(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DiagnosticJson(msgspec.Struct, frozen=True, kw_only=True):
-    """Diagnostic of a run. ``count`` is the number of all diagnostics with the same code."""
+    """Diagnostic of a run in the JSON document. ``count`` is the number of all diagnostics with the same
+    code.
+    """
 
     code: str
     severity: Literal["info", "warning", "error"]
@@ -271,7 +273,7 @@ def diagnostics_json(diagnostics: Diagnostics) -> list[DiagnosticJson]:
 
 
 def summary_json(row: SummaryRow) -> SummaryJson:
-    """Return a summary row with its error figures as columns."""
+    """Return a summary row in the form of the JSON document, with its error figures as columns."""
     columns = _columns(row)
     return SummaryJson(**_columns(columns.pop("errors")), **columns)
 

@@ -28,8 +28,8 @@ _DRIFT_SIGMAS = 4.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LintFinding:
-    """Finding about measurements. ``share`` is the share of device time that it affects (NaN: not
-    applicable).
+    """Finding about the quality of measurements, such as a coarse clock. ``share`` is the share of device
+    time that it affects (NaN: not applicable).
     """
 
     code: str

@@ -298,7 +298,7 @@ class _SourceNodes:
 
 
 def _line(source: str) -> str:
-    """Return the ``file:line`` part of ``file:line:column``."""
+    """Return the ``file:line`` part of a source position ``file:line:column``."""
     file, _, last = source.rpartition(":")
     before = file.rpartition(":")[2]
     return file if last.isdigit() and before.isdigit() else source

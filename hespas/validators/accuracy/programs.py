@@ -74,12 +74,12 @@ class Joined:
 
     @property
     def share(self) -> float:
-        """Joined share of the device time, 0..1; 0 without device time."""
+        """Return the matched share of the device time, 0..1; 0 without device time."""
         return self.joined_ns / self.time_ns if self.time_ns else 0.0
 
     @property
     def is_other_program(self) -> bool:
-        """True if the joined share is so small that another program ran."""
+        """Return True if the matched share is so small that another program ran."""
         return self.share < _LEAST_JOINED
 
 
@@ -231,8 +231,8 @@ def program_sizes(workload: Workload, number: int) -> ProgramSizes | None:
 def _without_program(
     profile: Profile, chosen: BoolArray, hardware: str, diagnostics: Diagnostics
 ) -> Iterator[CaseSource]:
-    """Yield a source without cases for the events in ``chosen``, which belong to no program. Their time
-    counts as not covered.
+    """Yield a source without cases for the events in ``chosen``, which belong to no program, so that their
+    time counts as not covered.
     """
     if not chosen.any():
         return

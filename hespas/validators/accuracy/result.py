@@ -71,12 +71,12 @@ class EndToEnd:
 
     @property
     def basis_text(self) -> str:
-        """Basis as text, with the number of steps if the sum covers several."""
+        """Return the basis of the comparison as text, with the number of steps if the sum covers several."""
         return f"{self.basis}, {self.steps:g} steps" if self.steps > 1 else self.basis
 
     @property
     def relative_error(self) -> float:
-        """(predicted - measured) / measured; NaN without a measured time."""
+        """Return (predicted - measured) / measured; NaN without a measured time."""
         return (self.predicted_ns - self.measured_ns) / self.measured_ns if self.measured_ns > 0 else nan
 
 

@@ -214,8 +214,8 @@ def by_device(
 
 
 def _spelling_of(text: str, named: Mapping[str, Device]) -> str:
-    """Return the user's spelling of the device that a profile calls ``text``; empty if no device in ``named``
-    has that name.
+    """Return the spelling by which the user named the device that a profile calls ``text``; empty if no
+    device in ``named`` has that name.
     """
     shipped = canonical_name(text)
     for spelling, device in named.items():

@@ -161,7 +161,9 @@ class _StructureSide:
         return len(self.kinds)
 
     def loops(self, member: int) -> tuple[int, ...]:
-        """Return the number of loops around a member."""
+        """Return the number of loops around a member (an operation to match), as a tuple like the
+        other keys.
+        """
         return (self.depth[member],)
 
     def operand_groups(self, member: int) -> tuple[int, ...]:
@@ -173,7 +175,7 @@ class _StructureSide:
         return tuple(sorted({self.group[user] for user in self.users[member]} - {0}))
 
     def put_into(self, group: int, members: Sequence[int]) -> None:
-        """Assign some members to ``group``."""
+        """Move some members to the group ``group``."""
         for member in members:
             self.group[member] = group
 
@@ -317,8 +319,8 @@ def _group_shares(program: _StructureSide, module: _StructureSide, devices: int,
 def _share_components(
     wholes: Sequence[_Types], shares: Sequence[_Types], devices: int
 ) -> Iterator[tuple[list[_Types], list[_Types]]]:
-    """Yield connected components of types that are linked if one can be a share of the other. O(wholes x
-    shares).
+    """Yield connected components of tensor types of the whole program and of one device. Two types are linked
+    if one can be a shard of the other. O(wholes x shares).
     """
     wholes_of = {share: [whole for whole in wholes if _is_share(whole, share, devices)] for share in shares}
     left = {share: None for share in shares if wholes_of[share]}
@@ -338,7 +340,7 @@ def _share_components(
 
 
 def _is_share(whole: _Types, share: _Types, devices: int) -> bool:
-    """Return True if ``share`` can be one device's part of ``whole``."""
+    """Return True if the type ``share`` can be one device's shard of the type ``whole``."""
     if len(whole) != len(share):
         return False
     for (dtype, dims), (element, part) in zip(whole, share, strict=True):
@@ -405,9 +407,8 @@ _PRIMITIVES = {
 
 
 def _join_helpers(leaves: Leaves, nodes: dict[str, tuple[int, ...]]) -> frozenset[str]:
-    """Assign nodes to instructions without any: the nodes of their users, or else of their operands.
-
-    Returns the names of these instructions.
+    """Match instructions that have no nodes yet to the nodes of their users, or else of their operands.
+    Return the names of these instructions.
     """
     users: dict[str, list[str]] = {}
     for name, operands in leaves.uses.items():

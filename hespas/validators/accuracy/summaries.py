@@ -180,8 +180,8 @@ class _CaseColumns:
         return replace(summary, coverage=float(self._covered()[rows].sum()) / total if total else nan)
 
     def parts(self, cases: Cases) -> Iterator[tuple[str, str, BoolArray]]:
-        """Yield the class, the size and the mask of rows of each part. ``cases`` has the names of classes and
-        families.
+        """Yield the parts for which errors are summarised: class, size and mask of rows. ``cases`` has the
+        names of classes and families.
         """
         measured, op_class = self.measured, self.op_class
         yield "all", "all", np.ones(len(measured), np.bool_)
@@ -212,7 +212,7 @@ def _joined_columns(columns: Sequence[NDArray[_Scalar]]) -> NDArray[_Scalar]:
 
 
 def contributions(cases: Cases) -> Iterator[Contribution]:
-    """Yield for each estimator the shapes that contribute most to the error of one source, largest first."""
+    """Yield for each estimator the shapes of one source that contribute most to its error, largest first."""
     total = float(cases.measured_ns.sum())
     if not total:
         return
@@ -294,7 +294,9 @@ _LONG_NS = 20_000.0
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class ShapeSpeedUp:
-    """Times of one shape on two devices. ``case`` is its first case on ``hardware``."""
+    """Times of one shape on two devices, from which speed-ups follow. ``case`` is its first case on
+    ``hardware``.
+    """
 
     estimator: str
     hardware: str

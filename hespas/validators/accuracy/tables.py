@@ -116,7 +116,9 @@ def cases_of_rows(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ShapeTexts:
-    """Descriptions of the operations ``rows`` of ``ops``, which ``spelled`` makes on demand."""
+    """Texts that describe the operations ``rows`` of ``ops``. They are made on demand by ``spelled``, to save
+    memory.
+    """
 
     ops: Operations
     rows: IntArray
@@ -169,7 +171,7 @@ def _shape_numbers(ops: Operations, rows: IntArray) -> tuple[IntArray, IntArray 
 
 
 def _shape_texts(ops: Operations) -> list[str]:
-    """Return a description of each of some distinct operations: its labels and sizes."""
+    """Return a text for each of some distinct operations: its labels and sizes."""
     texts = [""] * len(ops)
     heads, codes = _class_texts(ops)
     head: list[int] = codes.tolist()

@@ -57,9 +57,8 @@ _SHARE_PARTS = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldOutTest:
-    """Result of a test on held-out rows: errors of the roofline (before) and of the fits (after).
-
-    ``count`` rows were predicted by fits to ``fitted`` other rows.
+    """Result of a test of a calibration on held-out rows: errors of the roofline (before) and of the fits
+    (after). ``count`` rows were predicted by fits to ``fitted`` other rows.
     """
 
     by: str
@@ -230,7 +229,7 @@ def device_left_out(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HeldOutTesting:
-    """Inputs of the tests: rows on the device, rows on other devices, and the approaches."""
+    """Inputs of the tests of a calibration: rows on the device, rows on other devices, and the approaches."""
 
     on_device: Sequence[Measurements]
     others: OtherDevices
@@ -307,8 +306,8 @@ def compared(
     inputs: Sequence[str],
     names: Sequence[str],
 ) -> HeldOutTest:
-    """Return the errors of a test: before, of the roofline of the hardware file; after, of the estimators
-    ``names``.
+    """Return the result of a test: the errors of the roofline of the hardware file (before), and of the
+    estimators ``names`` (after).
     """
     parts, entered = tested
     classes = TableClasses.of([part.rows for part in parts])

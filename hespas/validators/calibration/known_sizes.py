@@ -67,8 +67,8 @@ class KnownSizes:
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Candidates:
-    """Candidates to measure: rows of a table (``frame``: hardware, kind, op, dtype, sizes), and the same as
-    operations.
+    """Shapes that could be measured next: rows of a table (``frame``: hardware, kind, op, dtype, sizes), and
+    the same as operations.
     """
 
     frame: pd.DataFrame
@@ -162,7 +162,7 @@ def _has_same_width(name: str, other: str) -> bool:
 
 def candidates_of(known: KnownSizes, device: Device, generator: np.random.Generator) -> Candidates:
     """Return distinct operations that fit into the device's memory, with about equal numbers from each octave
-    of the fits.
+    of the sizes in the fits.
     """
     import pandas as pd
 

@@ -264,7 +264,9 @@ class _ProcessPoints:
 
     @classmethod
     def of(cls, device: Device, known: KnownSizes, ops: Operations) -> _ProcessPoints:
-        """Return operations as points, with standard deviations from the learned models in ``known``."""
+        """Return operations as points of a Gaussian process, with standard deviations from the learned models
+        in ``known``.
+        """
         names = [name for name in KINDS[known.kind] if name != _DERIVED_SIZE]
         sizes = np.stack([np.nan_to_num(ops.dim(name), nan=1.0) for name in names], axis=1)
         deviations: list[FloatArray] = []
@@ -282,7 +284,7 @@ class _ProcessPoints:
         )
 
     def take(self, rows: IntArray) -> _ProcessPoints:
-        """Return some points."""
+        """Return the points with the given numbers."""
         return _ProcessPoints(position=self.position[rows], op=self.op[rows], deviation=self.deviation[rows])
 
     def covariance_sum(self, others: _ProcessPoints) -> FloatArray:

@@ -65,7 +65,9 @@ _CALLER = "a call around others, which the capture lists themselves"
 
 @dataclass(slots=True, eq=False)
 class _CaptureTotals:
-    """Counts, differences and notes, summed over the ranks that were compared so far."""
+    """Result of comparing a capture with a trace so far: counts, differences and notes, summed over the
+    compared ranks.
+    """
 
     ranks: list[int] = field(default_factory=list[int])
     runs: int = 0
@@ -230,7 +232,7 @@ def _listed_profile(workload: Workload) -> Profile:
 
 
 class _RankEvents(NamedTuple):
-    """Events of one rank. The rank is 0 if the profile does not state it."""
+    """Events of one rank of a profile. The rank is 0 if the profile does not state it."""
 
     rank: int
     rows: IntArray

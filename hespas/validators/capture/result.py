@@ -46,8 +46,8 @@ class OperationDifference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OrderViolation:
-    """Dependency that the run violates. ``after`` began ``early_ns`` before ``before`` ended, under every
-    assignment of operations to events.
+    """Dependency of the captured program that a run violates. ``after`` began ``early_ns`` before ``before``
+    ended, under every assignment of operations to events.
     """
 
     rank: int

@@ -96,7 +96,7 @@ class CheckOptions:
 
 @dataclass(frozen=True, slots=True)
 class _InputChecker:
-    """Checker of inputs with one profile, options and configuration files."""
+    """Checker of inputs with one profile (such as astra-sim), options and configuration files."""
 
     profile: Profile | None
     options: CheckOptions

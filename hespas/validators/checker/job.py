@@ -50,7 +50,9 @@ _Id = Annotated[int, Meta(ge=0, extra_json_schema={"maximum": 2**64 - 1})]
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """Violation of a rule. ``rank`` and ``node`` (the format's own id) are None if it concerns several."""
+    """Violation of a checker rule. ``rank`` and ``node`` (the id in the file) are None if it concerns
+    several.
+    """
 
     code: Annotated[
         str,
@@ -202,7 +204,7 @@ Check = Callable[["CheckedJob", "RuleReport"], None]
 
 
 class Scope(Enum):
-    """Part of the input that a rule checks."""
+    """Part of the input that a rule of the checker looks at."""
 
     FILE = "file"
     RANK = "rank"
@@ -212,8 +214,8 @@ class Scope(Enum):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class CheckedJob:
-    """Workload to check. A job that is not ``complete`` lacks ranks. ``is_set`` is False for a single file of
-    a set.
+    """Workload whose rules are checked. If it is not ``complete``, ranks of the job are missing. ``is_set``
+    is False for a single file of a set.
     """
 
     path: str
@@ -258,7 +260,7 @@ class CheckedJob:
 
     @cached_property
     def equivalence(self) -> RankEquivalence:
-        """Return the classes of equivalent ranks. For complete jobs only."""
+        """Return the classes of ranks that no rule can distinguish. For complete jobs only."""
         return rank_equivalence_of(self.workload, self.path)
 
     @cached_property
@@ -296,7 +298,7 @@ class CheckRule:
 
 @dataclass(frozen=True, slots=True)
 class RuleReport:
-    """Collector of the violations of one rule in one job."""
+    """Collector of the violations of one checker rule in one job."""
 
     code: str
     severity: Severity

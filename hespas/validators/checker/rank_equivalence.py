@@ -21,10 +21,8 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class GroupChannel:
-    """Groups that no rule can distinguish. ``members`` are the ranks of one of them, ``kinds`` the kinds of
-    these ranks.
-
-    ``absent`` are members that are not in the job.
+    """Process groups that no rule can distinguish, as one channel. ``members`` are the ranks of one of them,
+    ``kinds`` the kinds of these ranks. ``absent`` are members that are not in the job.
     """
 
     members: Sequence[int]

@@ -57,7 +57,9 @@ class NodeProgram:
 
     @classmethod
     def of(cls, graph: OpGraph) -> NodeProgram:
-        """Convert a graph; unknown and zero durations become 1 ns. O(nodes + edges)."""
+        """Convert a graph to a program for the replay of deadlocks; unknown and zero durations become 1 ns.
+        O(nodes + edges).
+        """
         order = np.argsort(graph.id, kind="stable")
         position = np.empty(len(graph), np.int64)
         position[order] = np.arange(len(graph))
@@ -80,7 +82,7 @@ class NodeProgram:
         return len(self.slot)
 
     def dependents(self, position: int) -> list[int]:
-        """Return the positions that depend on a position."""
+        """Return the positions of the nodes that depend on the node at a position."""
         return self.targets[self.bounds[position] : self.bounds[position + 1]]
 
     def positions(self) -> dict[int, int]:
@@ -109,8 +111,8 @@ class ReplayTask:
 
 @dataclass(frozen=True, slots=True)
 class BlockedNode:
-    """Node that was issued and never completed. It is a collective on ``channel`` that only the tasks
-    ``arrived`` have issued, or a receive of the message ``key``.
+    """Node that was issued in a replay and never completed. It is a collective on ``channel`` that only the
+    tasks ``arrived`` have issued, or a receive of the message ``key``.
     """
 
     task: int
@@ -178,7 +180,7 @@ def issue_order(graph: OpGraph) -> IssueOrder:
 
 
 class _Channels:
-    """Pending collectives and messages between the ranks of a replay."""
+    """Collectives and messages between the ranks of a replay that wait for other ranks."""
 
     def __init__(self, needed: Sequence[int], comm_ns: int) -> None:
         self.queue = EventQueue()
@@ -231,8 +233,8 @@ class _Channels:
 
 
 class _ReplayRank(IssuingRank):
-    """State of one rank: its ``issued`` collectives and sends, and the number of nodes that are not
-    complete.
+    """State of one rank in a replay: its ``issued`` collectives and sends, and the number of nodes that are
+    not complete.
     """
 
     __slots__ = (
@@ -309,7 +311,9 @@ class _ReplayRank(IssuingRank):
 
 @dataclass(frozen=True, slots=True)
 class CommNode:
-    """Communication node on a cycle: its ``position`` in the program of ``task``, the index of a task."""
+    """Communication node on a cycle of the issue order: its ``position`` in the program of ``task``, the
+    index of a task.
+    """
 
     task: int
     position: int

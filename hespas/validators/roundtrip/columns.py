@@ -40,7 +40,7 @@ _MAX_RANKS = 512
 
 
 class ColumnStatus(Enum):
-    """Outcome for a column, from good to bad."""
+    """Outcome of a round trip for a column of the graph, from good to bad."""
 
     ABSENT = "absent"
     """The column has no known values before, so there is nothing to keep."""
@@ -116,10 +116,8 @@ def _result(column: str, known: int, changed: int, *, is_lost: bool = False) -> 
 
 
 def _facts(workload: Workload) -> dict[str, object]:
-    """Return the metadata of a job without entries about its file.
-
-    The bytes of programs are listed per rank class. They are returned per rank, because writers split
-    classes.
+    """Return the metadata of a job, without entries about its file, for the comparison. The bytes of programs
+    are listed per rank class. They are returned per rank, because writers split classes.
     """
     facts: dict[str, object] = {
         key: value for key, value in workload.metadata.items() if key not in _FILE_FACTS

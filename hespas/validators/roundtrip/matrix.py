@@ -88,8 +88,8 @@ class MatrixCell:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundTrips:
-    """All files and their matrix. Cells are in the order of the format registry. ``skipped`` are profiles in
-    folders.
+    """Round trips of all files, and the matrix by formats. Cells are in the order of the format registry.
+    ``skipped`` are profiles in folders.
     """
 
     inputs: tuple[FilePairs, ...]
@@ -293,7 +293,9 @@ class RoundTripDocument(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class CellText:
-    """Short text of a matrix cell, with a tone that selects its colour: good, lossy, bad or none."""
+    """Text of a cell of the matrix of round trips, with a tone that selects its colour: good, lossy, bad or
+    none.
+    """
 
     text: str
     tone: str
@@ -429,7 +431,9 @@ def _matrix_view(done: RoundTrips) -> TableView:
 
 
 def _cell_fold(cell: MatrixCell) -> Fold:
-    """Return a foldable section for one pair of formats: its columns, refusals and diagnostics."""
+    """Return a foldable section of the page for one pair of formats: its columns, refusals and
+    diagnostics.
+    """
     counts = (
         f"{cell.compared:,} compared, {cell.written:,} written only, {sum(cell.refused.values()):,} refused, "
         f"{sum(cell.unreadable.values()):,} unreadable."

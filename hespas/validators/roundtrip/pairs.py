@@ -36,7 +36,7 @@ _OWN_FILE = ReadOptions()
 
 
 class PairStatus(Enum):
-    """Outcome of the attempt to convert through a pair of formats."""
+    """Outcome of converting a file through another format and back."""
 
     KEPT = "compared"
     ONE_WAY = "compared one way"
@@ -109,7 +109,7 @@ class TripRunner:
     _trips: dict[tuple[int, str, bool], Trip] = field(default_factory=dict[tuple[int, str, bool], Trip])
 
     def canonical(self, workload: Workload) -> Workload:
-        """Return the first workload seen that equals this one."""
+        """Return the first workload seen that equals this one, so that equal workloads are converted once."""
         for other in self._workloads:
             if other is workload or not workloads_equal(other, workload):
                 return other
@@ -245,8 +245,8 @@ def _refusal(trip: Trip) -> PairStatus:
 
 
 def _try_pair(start: Workload, source: Format, via: Format, runner: TripRunner) -> FormatPair:
-    """Convert a workload through ``via`` and back to ``source``, and compare it, as far as both formats can
-    be read and written.
+    """Convert a workload through the format ``via`` and back to ``source``, and compare it, as far as both
+    formats can be read and written.
     """
     there = runner.run(start, via.name, folds=not is_flat(start.metadata, source))
     trips, status, end = [there], PairStatus.KEPT, there.back

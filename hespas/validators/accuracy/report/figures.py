@@ -62,8 +62,8 @@ Column = list[float | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CasePoints:
-    """Cases to draw as points: at most :data:`MOST_POINTS`, selected from ``of`` cases. ``predicted_ns`` has
-    one column per estimator.
+    """Cases that the page draws as points: at most :data:`MOST_POINTS`, selected from ``of`` cases.
+    ``predicted_ns`` has one column per estimator.
     """
 
     of: int
@@ -286,7 +286,9 @@ class SpanLanes:
 
 
 def waterfalls_of(result: Accuracy, estimators: Sequence[str], names: NameTable) -> Iterator[ErrorWaterfall]:
-    """Yield one waterfall per source (the longest ones) and estimator."""
+    """Yield a waterfall chart (contributions of shapes to the error) for each of the longest sources and each
+    estimator.
+    """
     by_estimator: dict[tuple[str, str, str], list[Contribution]] = {}
     for row in result.contributions:
         by_estimator.setdefault((row.source, row.hardware, row.estimator), []).append(row)
@@ -423,7 +425,7 @@ def _lanes(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _RateCeiling:
-    """Horizontal line of a roofline plot: the peak rate of a unit for some element types."""
+    """Horizontal line in a roofline plot: the peak rate of a unit for some element types."""
 
     name: str
     flops_per_s: float
@@ -431,7 +433,7 @@ class _RateCeiling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _DeviceRoof:
-    """Roofline of a device: its peak rates for the measured element types, and its main memory."""
+    """Roofline of a device in a plot: its peak rates for the measured element types, and its main memory."""
 
     hardware: str
     memory: str

@@ -224,7 +224,7 @@ def accuracy_html(
 
 
 def _views(*tables: ReportTable) -> list[TableView]:
-    """Return the tables that have rows, as views for the page."""
+    """Return those of the given tables that have rows, as views for the page."""
     return [
         TableView(
             name=f"table-{table.name}",
@@ -312,7 +312,9 @@ def _error_blocks(result: Accuracy) -> list[Block]:
 
 
 def _figure_blocks(result: Accuracy, data: Mapping[str, object]) -> list[Block]:
-    """Return empty places for the plots, which a script fills, and the fields that select their data."""
+    """Return empty placeholders for the plots, which a script fills, and the fields that select their
+    data.
+    """
     points = cast("CasePoints", data["points"])
     fields = '<div class="tools">{}</div>'
     field_of = '<label for="{0}">{1}<select id="{0}"></select></label>'

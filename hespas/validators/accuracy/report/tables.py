@@ -120,15 +120,17 @@ def _bounded_text(time_ns: float) -> str:
 
 
 class _LowerBound(float):
-    """Predicted time that lacks the parts without an estimate, and is therefore a lower bound."""
+    """Predicted time of which parts have no estimate, so that it is a lower bound. It is formatted with "at
+    least".
+    """
 
     __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportTable:
-    """Table of the Markdown report and the page. ``of`` is the number of all rows; the table may show
-    fewer.
+    """Table of an accuracy report, for Markdown and the page. ``of`` is the number of all rows; the table may
+    show fewer.
     """
 
     name: str
@@ -219,7 +221,7 @@ def _summary_table(result: Accuracy) -> ReportTable:
 
 
 def end_to_end_table(result: Accuracy, most: int) -> ReportTable:
-    """Return the table of predicted and measured times of whole sources."""
+    """Return the table of predicted and measured times of whole sources (steps or sums)."""
     header = (
         *columns("code", "source", "device"),
         *columns("text", "basis"),
@@ -380,7 +382,7 @@ def speed_up_table(result: Accuracy) -> ReportTable:
 
 
 def trend_table(result: Accuracy) -> ReportTable:
-    """Return the table of trends: agreement over the sources of each device."""
+    """Return the table of trends: how well estimates order the sources of each device."""
     header = (
         *columns("code", "estimator", "device"),
         *columns("count", "n"),
@@ -481,8 +483,8 @@ def lint_table(result: Accuracy) -> ReportTable:
 
 
 def _listed(names: Iterable[tuple[str, str]], more: str, most: int = _MOST_NAMES) -> Phrase:
-    """Return the first ``most`` names, each followed by its text, and at the end ``more`` if some are left
-    out.
+    """Return a phrase with the first ``most`` names, each followed by its text, and ``more`` at the end if
+    some are left out.
     """
     parts: list[str] = []
     for name, text in islice(names, most):
@@ -521,7 +523,7 @@ def accuracy_csv(result: Accuracy) -> str:
 
 
 def _case_rows(cases: Cases, prediction: CasePrediction) -> Iterator[tuple[object, ...]]:
-    """Yield one row per case with one prediction."""
+    """Yield one row of the CSV report per case, with the prediction of one estimator."""
 
     def ratio(numerator: FloatArray) -> list[float]:
         quotient = np.full(len(cases), np.nan)

@@ -58,9 +58,8 @@ def rate_text(flops_per_s: float) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ThresholdCheck:
-    """Check of one threshold: the required value, the worst value, and ``status``.
-
-    The status is ``pass``, ``fail``, or ``unknown`` (without a value to check).
+    """Result of checking one limit of the user: the required value, the worst value, and ``status``, which is
+    ``pass``, ``fail``, or ``unknown`` (no value to check).
     """
 
     name: str

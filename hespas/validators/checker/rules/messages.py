@@ -34,8 +34,8 @@ TAG_MODULUS = 500_000_000
 
 
 class MessageLabel(NamedTuple):
-    """Tag and size of a message, which distinguish messages between the same ranks. The size is -1 if
-    unknown.
+    """Tag and size of a message, by which messages between the same ranks are distinguished. The size is -1
+    if unknown.
     """
 
     permute: bool
@@ -140,7 +140,7 @@ def programs_of(workload: Workload, equivalence: RankEquivalence) -> RankProgram
 
 
 def isolated(task: ReplayTask) -> ReplayTask:
-    """Return the task with collectives and receives that never wait for other ranks."""
+    """Return the task with its collectives and receives changed so that they never wait for other ranks."""
     channel = dict.fromkeys(task.channel, 0)
     received = task.receives.keys() - task.sends.keys()
     return ReplayTask(task.program, channel, task.sends, {}, task.skipped | received)
@@ -202,7 +202,7 @@ def tags_distinct(job: CheckedJob, report: RuleReport) -> None:
 
 @dataclass(slots=True)
 class _MessageTally:
-    """Number of sends (or receives) between two ranks, and the first node, for each label."""
+    """Count of the sends (or receives) between two ranks for each label, with the first node of each."""
 
     counts: Counter[MessageLabel] = field(default_factory=Counter[MessageLabel])
     node: dict[MessageLabel, int] = field(default_factory=dict[MessageLabel, int])

@@ -24,7 +24,7 @@ _SLOW_NETWORK_NS = 10**9
 
 
 class _CollectiveSequences:
-    """Collectives of each class by node, and the order in which each kind of rank issues them on each
+    """Collectives of each rank class by node, and the order in which each kind of rank issues them on each
     channel.
     """
 
