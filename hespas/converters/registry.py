@@ -80,7 +80,7 @@ def load_format(name: str) -> Format:
     if not isinstance(loaded, Format):
         raise _TABLE.unusable(name, f"the entry point is a {type(loaded).__name__}, not a Format")
     if loaded.name != name:
-        raise _TABLE.unusable(name, f"its name is {loaded.name!r}")
+        raise _TABLE.unusable(name, f"the registered format has another name, {loaded.name!r}")
     _TABLE.guarded(name, lambda: "".join(loaded.suffixes))  # suffixes must be texts
     return loaded
 

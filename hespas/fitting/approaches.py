@@ -314,7 +314,7 @@ class CalibratedFits:
         """
         results = [self.fit(rows, others.devices[name], f"on {name}") for name, rows in others.rows.items()]
         if not results:
-            raise UsageError("no other device to predict from")
+            raise UsageError("no table has rows of another device to predict from")
         combined: list[CasePrediction] = []
         for table in tables:
             predictions = [

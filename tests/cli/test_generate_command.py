@@ -341,7 +341,9 @@ def test_other_generators_refuse_what_is_beyond_any_machine(words: tuple[object,
 
 def test_a_cluster_has_an_address(tmp_path: Path) -> None:
     done = run("gpt-2", "--seq", 64, "--dp", 2, "--out", tmp_path / "out", "--cluster", "ftp:::x")
-    assert (done.exit_code, "not the address of a scheduler" in done.stderr) == (2, True), done.output
+    assert (done.exit_code, "expected the address of a dask scheduler" in done.stderr) == (2, True), (
+        done.output
+    )
     assert list(tmp_path.iterdir()) == []
 
 

@@ -140,7 +140,7 @@ FAILING = replace(PLUGIN, name="broken", sniff=fails)
         ("ABSENT", "AttributeError: module .* has no attribute 'ABSENT'"),
         ("NO_FORMAT", "the entry point is a object, not a Format"),
         ("WITHOUT_SUFFIXES", "TypeError: can only join an iterable"),
-        ("OF_ANOTHER_NAME", "its name is 'chakra'"),
+        ("OF_ANOTHER_NAME", "has another name, 'chakra'"),
         ("FAILING", "AttributeError: no such attribute"),
     ],
 )
@@ -180,7 +180,7 @@ def test_a_broken_plug_in_is_told_once_and_fails_alone(
         ("hespas.converters.gone:FORMAT", "ModuleNotFoundError: No module named 'hespas.converters.gone'"),
         ("hespas.converters.drawing:GONE", "AttributeError: module .* has no attribute 'GONE'"),
         (f"{__name__}:NO_FORMAT", "the entry point is a object, not a Format"),
-        (f"{__name__}:OF_ANOTHER_NAME", "its name is 'chakra'"),
+        (f"{__name__}:OF_ANOTHER_NAME", "the registered format has another name, 'chakra'"),
     ],
 )
 def test_a_broken_row_of_ours_is_our_bug(target: str, why: str, monkeypatch: pytest.MonkeyPatch) -> None:

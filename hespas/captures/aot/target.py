@@ -167,7 +167,7 @@ class Target:
                 )
             return cls("gpu", name, shape)
         raise UsageError(
-            f"target {clipped(repr(text))}: the platform is tpu or gpu", hint=f"write {_EXAMPLE}"
+            f"target {clipped(repr(text))}: expected the platform tpu or gpu", hint=f"write {_EXAMPLE}"
         )
 
     @property

@@ -63,7 +63,9 @@ def write_on_cluster(
     """
     refuse_in_untrusted("`cluster` runs code from a scheduler")
     if not _ADDRESS.match(address):  # the library would retry forever
-        raise UsageError("not the address of a scheduler", path=address, hint="name it as tcp://HOST:PORT")
+        raise UsageError(
+            "expected the address of a dask scheduler", path=address, hint="name it as tcp://HOST:PORT"
+        )
     try:
         distributed: Any = import_module("distributed")
     except ImportError as error:

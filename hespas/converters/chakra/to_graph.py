@@ -164,7 +164,7 @@ def _counted(reader: _AttributeReader, name: str, totals: FloatArray, others: Fl
 
 
 def _places(reader: _AttributeReader) -> tuple[NDArray[np.uint8], SmallIntArray]:
-    """Return the resource and the stream of each node from its attributes."""
+    """Return the resource (device or host) and the stream on which each node runs, from its attributes."""
     count = len(reader.columns)
     flags = reader.facts.integers("is_cpu_op")
     resource = np.full(count, Resource.DEVICE, np.uint8)

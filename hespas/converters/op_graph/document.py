@@ -475,7 +475,9 @@ def _parsed_rows(value: GroupRows) -> GroupSet:
     order = _numbers(match["order"]) if match["order"] else tuple(range(len(dims)))
     groups, size, base = int(match["groups"]), int(match["size"]), int(match["base"] or 0)
     if prod(dims) != groups * size or sorted(order) != list(range(len(dims))) or groups * size < 1:
-        raise ValueError(f"{_shown(value)}: the dimensions do not fill the groups")
+        raise ValueError(
+            f"{_shown(value)}: the product of the dimensions is not the number of ranks in all groups"
+        )
     if base + groups * size > MAX_DEVICES:
         raise ValueError(f"{_shown(value)} names ranks past {MAX_DEVICES:,}, the limit")
     strided = _cut(dims, order, groups, size, base)

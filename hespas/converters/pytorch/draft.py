@@ -56,7 +56,7 @@ class NodeEdges(NamedTuple):
 
     @classmethod
     def joined(cls, *parts: NodeEdges) -> Self:
-        """Concatenate dependencies."""
+        """Return the dependencies of all ``parts`` in one table."""
         return cls(
             np.concatenate([part.consumer for part in parts]),
             np.concatenate([part.producer for part in parts]),

@@ -485,7 +485,9 @@ class OperandBinder:
         return False
 
     def _taken(self, value: Value, adapted: Value) -> Value:
-        """Record that all elements of ``value`` are used, through ``adapted``."""
+        """Record that ``adapted``, which was made from ``value``, uses all of its elements. Return
+        ``adapted``.
+        """
         self.whole.add(value.name)
         self._origins[adapted.name] = value.name
         return adapted

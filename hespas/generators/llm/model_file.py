@@ -461,7 +461,9 @@ def _count(cells: Mapping[str, str], column: str, table: Path, position: str) ->
     text = cells[column]
     if not (text.isascii() and text.isdecimal() and len(text) < 16):
         raise FormatError(
-            f"{clipped(text)!r} is not a count", path=str(table), position=f"{position}, column {column}"
+            f"{clipped(text)!r} is not a whole number",
+            path=str(table),
+            position=f"{position}, column {column}",
         )
     return int(text)
 

@@ -170,8 +170,8 @@ def rows_of(table: Path, needed: Sequence[str] = _NEEDED) -> Iterator[Mapping[st
 
 
 def has_only_notes(row: Mapping[str, str]) -> bool:
-    """Return True if a row has free-text notes and its table has none of the columns of :data:`SETTINGS`,
-    which replace them.
+    """Return True if a row states its settings in free-text notes only: its table has none of the columns of
+    :data:`SETTINGS`.
     """
     return bool(row.get("notes", "").strip()) and not any(name in row for name in SETTINGS)
 
@@ -256,7 +256,7 @@ def _layout(cells: _RunCells, model: Model) -> Layout:
     dp = cells.columns.dp or max(1, ranks // (tp * pp * cp))
     if dp * tp * pp * cp != ranks:
         raise FormatError(
-            f"dp x tp x pp x cp = {dp * tp * pp * cp:,} ranks on {ranks:,} accelerators",
+            f"dp x tp x pp x cp = {dp * tp * pp * cp:,}, but the row has {ranks:,} accelerators",
             path=cells.row.path,
             hint="correct the degrees, or leave dp empty to have it computed",
         )

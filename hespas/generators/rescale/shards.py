@@ -405,7 +405,9 @@ class _ShardFlow:
             yield from broadcasts(shapes[0], shapes[1])
 
     def _mark_by_relations(self, node: int, marks: dict[int, Dims]) -> None:
-        """Mark the dimensions that all possible relations between the shapes agree on."""
+        """Mark those dimensions of a node's tensors that the axis divides under every relation between the
+        shapes that is possible.
+        """
         if node in self._products and not self._change.by_products:
             raise self._refusal(
                 node, "this product has a sharded operand, so its work also depends on the axis"

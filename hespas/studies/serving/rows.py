@@ -152,7 +152,7 @@ def refuse_empty_split(rows: Sequence[ServingRow], split: str) -> None:
     if split and not any(row.split == split for row in rows):
         listed = ", ".join(sorted({row.split for row in rows} - {""}))
         hint = f"choose from {clipped(listed)}" if listed else "leave `split` empty: the table has no splits"
-        raise UsageError(f"no row has the split {split!r}", hint=hint)
+        raise UsageError(f"no row of the table has the split {split!r}", hint=hint)
 
 
 def _unpacked(cells: _RunColumns) -> _RunColumns:

@@ -139,7 +139,8 @@ def calibrate(
     for name in estimators:
         if name not in ESTIMATORS:
             raise UsageError(
-                f"estimator {name!r} cannot be fitted", hint=f"choose one of {', '.join(ESTIMATORS)}"
+                f"estimator {name!r} has no parameters that can be fitted",
+                hint=f"choose one of {', '.join(ESTIMATORS)}",
             )
     approaches = [approach for approach in all_approaches if approach.name in estimators]
     usable = [_usable_rows(table, split) for table in tables]

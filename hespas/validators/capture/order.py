@@ -95,7 +95,7 @@ def check_order(graph: OpGraph, profile: Profile, matching: Matching) -> OrderCh
 
 
 def _spans_by_run(profile: Profile, event_key: IntArray) -> dict[tuple[int, int], _Spans]:
-    """Return the starts and ends of the events of each key, by rank and run of the program."""
+    """Return the starts and ends of events by rank and run. ``event_key`` groups events by operation."""
     # An event that is a call of the host ends with that call, which takes longer than the event itself.
     starts = profile.start_ns.copy()
     ends = starts + np.maximum(np.nan_to_num(profile.duration_ns), 0.0)

@@ -94,7 +94,7 @@ def test_a_killed_worker_loses_nothing_and_writes_nothing_twice(
 @needs_distributed
 def test_an_address_without_a_scheduler_is_told(tmp_path: Path) -> None:
     for address, told in (
-        ("nonsense://127.0.0.1", "not the address of a scheduler"),
+        ("nonsense://127.0.0.1", "expected the address of a dask scheduler"),
         ("tcp://127.0.0.1:1", "no scheduler answers"),
     ):
         with pytest.raises(UsageError, match=told):

@@ -231,7 +231,7 @@ def test_multiplicity_follows_regions_and_may_be_stated(tmp_path: Path) -> None:
         ),
         ('{"nodes":[{"id":4,"op":"a","deps":[]},{"id":4,"op":"b","deps":[]}]}', "node 4", "occurs 2 times"),
         ('{"nodes":[{"op":"a","deps":[18446744073709551616]}]}', "line 1, byte 10, node 0", "2**64"),
-        ('{"group_sets":["[2,2]<=[5]"],"nodes":[]}', "$", "do not fill"),
+        ('{"group_sets":["[2,2]<=[5]"],"nodes":[]}', "$", "is not the number of ranks"),
         ('{"group_sets":["[1,9999999999]<=[9999999999]"],"nodes":[]}', "$", "past 16,777,216"),
         ('{"group_sets":["[2,2097153]<=[3,1398102]T(1,0)"],"nodes":[]}', "$", "too long to list"),
         ('{"permutations":[{"ranks":4,"pairs":[[0,1],[0,2]]}],"nodes":[]}', "$", "twice a source"),

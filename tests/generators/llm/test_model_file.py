@@ -284,5 +284,5 @@ def test_a_table_of_ones_own(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedError, match="'half' is not known: ffn, vocab missing"):
         model_in_table(table, "half")
     table.write_text(text.replace(",256,", ",wide,"), encoding="utf-8")
-    with pytest.raises(FormatError, match="'wide' is not a count"):
+    with pytest.raises(FormatError, match="'wide' is not a whole number"):
         model_in_table(table, "mine")

@@ -116,7 +116,7 @@ def test_the_interface_does_what_the_command_does(tmp_path: Path) -> None:
     ]
     with pytest.raises(UsageError, match="nothing to evaluate"):
         hespas.validate_serving()
-    with pytest.raises(UsageError, match="no row has the split"):
+    with pytest.raises(UsageError, match="no row of the table has the split"):
         hespas.validate_serving(table, split="x")
     with pytest.raises(UsageError, match="`calibrate=all`: 'all' is not one of 'none', "):
         hespas.validate_serving(table, calibrate=cast("Any", "all"))
@@ -128,7 +128,7 @@ def test_the_interface_does_what_the_command_does(tmp_path: Path) -> None:
         ("isl\n", (), 3, "missing column model_path"),
         (",".join(_RUN) + "\n", (), 3, "no row below the header"),
         ("", (), 3, "the file is empty"),
-        (None, ("--split", "devvla"), 2, "no row has the split 'devvla'"),
+        (None, ("--split", "devvla"), 2, "no row of the table has the split 'devvla'"),
     ],
 )
 def test_tables_of_nothing(

@@ -135,7 +135,7 @@ def test_an_operation_left_out_has_the_lines_of_the_others(short: Measurements) 
     [
         (("systolic",), "H100-SXM", {}, "H100-SXM has no systolic array"),
         (("systolic", "learned"), "TPU-v4", {"tests": ("hardware",)}, "no other device"),
-        (("ridge",), "TPU-v4", {}, "'ridge' cannot be fitted"),
+        (("ridge",), "TPU-v4", {}, "'ridge' has no parameters that can be fitted"),
     ],
 )
 def test_what_makes_no_sense_is_refused(
