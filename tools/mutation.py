@@ -63,7 +63,11 @@ MODULES = {
     ),
     "hespas/operations/from_graph.py": ("tests/operations",),
     "hespas/simulator/interference.py": ("tests/simulator/test_interference_factors.py",),
-    "hespas/simulator/memory/buffers.py": ("tests/simulator/memory",),
+    "hespas/simulator/memory/buffers.py": (
+        "tests/simulator/memory/test_buffers.py",
+        "tests/simulator/memory/test_memory_use.py",
+        "tests/simulator/memory/test_xla_buffer_assignment.py",
+    ),
     "hespas/simulator/network/algorithms.py": (
         "tests/simulator/network/test_algorithm_terms.py",
         "tests/simulator/network/test_algorithms.py",

@@ -238,6 +238,12 @@ def test_forms_are_listed_by_name_and_kinds_are_known() -> None:
             assert all(0 < each.low <= each.start <= each.high for each in form.parameters)
 
 
+def test_shares_of_a_peak_are_at_most_all_of_it() -> None:
+    shares = {"compute", "memory", "store", "wave_tail"}
+    for form in FORMS.values():
+        assert all(each.high == 1 for each in form.parameters if each.name in shares), form.name
+
+
 def test_the_reader_of_device_files_knows_the_parameters_of_every_form() -> None:
     for later, known in ((False, FORM_PARAMETERS), (True, LATER_PARAMETERS)):
         own = {

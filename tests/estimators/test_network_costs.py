@@ -132,6 +132,8 @@ def test_group_of_one_is_a_copy_and_never_free() -> None:
     expected = 2 * PAYLOAD / H100.main_memory.bandwidth_bytes_per_s * 1e9 + H100.launch_overhead_ns
     assert estimate.duration_ns[0] == pytest.approx(expected)
     assert BOUNDS[int(estimate.bound[0])] == "memory"
+    half = Roofline(memory_efficiency=0.5)
+    assert net(graph, model=half) == pytest.approx(2 * net(graph))
 
 
 @pytest.mark.parametrize(

@@ -125,9 +125,10 @@ def test_slower_operand_decides_a_mixed_product() -> None:
     assert time_of(replace(graph, contractions=mixed)) > 1.9 * time_of(graph)
 
 
-def test_fusion_splits_between_matrix_and_vector_units() -> None:
+@pytest.mark.parametrize("rest", [1e9, 2.5 * 2.0 * 4096**3])
+def test_fusion_splits_between_matrix_and_vector_units(rest: float) -> None:
     b = GraphBuilder("fusion")
-    product, rest = 2.0 * 4096**3, 1e9
+    product = 2.0 * 4096**3
     node = b.add_node(
         name_id=0, op_id=0, op_class=OpClass.FUSION, flops=product + rest, transcendentals=1e8,
         bytes_read=0.0, bytes_written=8.0,
@@ -318,6 +319,8 @@ def test_many_nodes_agree_with_one_by_one() -> None:
         {"default_dtype": "nonsense"},
         {"algorithm": "star"},
         {"compute_efficiency": 0.0},
+        {"memory_efficiency": -0.5},
+        {"sort_passes": -1.0},
         {"transcendental_weight": -1.0},
     ],
 )

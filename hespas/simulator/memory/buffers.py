@@ -44,8 +44,9 @@ def in_order(graph: OpGraph) -> Moments:
     """Return starts and ends for execution in program order, one node after the other, as a compiler
     schedules them. O(nodes + edges).
     """
-    position = _places(topological_order(graph))
-    return Moments(2 * position, 2 * position + 1, 2 * position + 1, np.empty(0))
+    start = 2 * _places(topological_order(graph))
+    end = start + 1
+    return Moments(start, end, end, np.empty(0))
 
 
 def in_time(
@@ -77,12 +78,12 @@ def in_time(
         last_ns[inside] = np.maximum(last_ns[inside], block_ns)
     # At one moment, nodes that took time end first; then nodes start, and end if they take no time, in
     # program order.
-    position = _places(order)
-    count = len(position)
+    started = 2 * _places(order)
+    ended = started + 1
     ends = np.where(until_ns > first_ns, 0, 1)
     time_ns = np.concatenate([first_ns, until_ns, last_ns])
     phase = np.concatenate([np.ones(count, np.int64), ends, ends])
-    within = np.concatenate([2 * position, 2 * position + 1, 2 * position + 1])
+    within = np.concatenate([started, ended, ended])
     key = np.lexsort((within, phase, time_ns))
     rank = np.empty(3 * count, np.int64)
     rank[key] = np.arange(3 * count)
@@ -141,18 +142,16 @@ class Lifetimes:
         count = len(self.start)
         position = list(range(count, 2 * count))
         seen = [False] * count
-        stack = [(count - 1, 0)] if count else []
+        stack = [(count - 1, iter(self._deps[-1]))] if count else []
         number = 0
         while stack:
-            node, at = stack.pop()
+            node, deps = stack[-1]
             seen[node] = True
-            deps = self._deps[node]
-            while at < len(deps) and seen[deps[at]]:
-                at += 1
-            if at < len(deps):
-                stack += [(node, at + 1), (deps[at], 0)]
-                seen[deps[at]] = True
+            unseen = next((dep for dep in deps if not seen[dep]), None)
+            if unseen is not None:
+                stack.append((unseen, iter(self._deps[unseen])))
             else:
+                stack.pop()
                 position[node] = number
                 number += 1
         return position
@@ -227,7 +226,7 @@ class Buffer:
     size_bytes: float
     kind: ValueKind
     lives: list[_Interval]
-    reserved: bool = False
+    reserved: bool
     inside: bool = False
 
 
@@ -297,10 +296,6 @@ class _Assignment:
         return list(buffers.values())
 
     def _buffer(self, members: list[int], *, reserves: bool) -> Buffer:
-        if len(members) == 1:
-            value = self.values[members[0]]
-            reserved = reserves and value.kind is not ValueKind.TEMPORARY
-            return Buffer(members, value.size_bytes, value.kind, [self.spans[members[0]]], reserved=reserved)
         kinds = {self.values[number].kind for number in members}
         kind = next(
             kind
@@ -308,14 +303,12 @@ class _Assignment:
             if kind in kinds
         )
         size = max(self.values[number].size_bytes for number in members)
-        parts = [self.spans[number] for number in members]
-        united: list[_Interval] = []
-        for start, end in sorted(parts):
-            if united and start <= united[-1][1] + 1:
-                united[-1] = (united[-1][0], max(end, united[-1][1]))
+        lives: list[_Interval] = []
+        for start, end in sorted(self.spans[number] for number in members):
+            if lives and start <= lives[-1][1] + 1:
+                lives[-1] = (lives[-1][0], max(end, lives[-1][1]))
             else:
-                united.append((start, end))
-        lives = united
+                lives.append((start, end))
         if any(self.values[number].slot >= 0 for number in members):  # the state of a loop keeps its memory
             lives = [(lives[0][0], lives[-1][1])]
         return Buffer(members, size, kind, lives, reserved=reserves and kind is not ValueKind.TEMPORARY)
