@@ -191,8 +191,8 @@ def _split() -> bytes:
 
 
 def _nested_loops() -> bytes:
-    loops = [{"kind": "loop_body", "trips": 1000, "parent": number - 1} for number in range(20)]
-    return json_graph(_node(region=19), regions=loops)
+    loops = [{"kind": "loop_body", "trips": 1000, "parent": number - 1} for number in range(19)]
+    return json_graph(_node(region=18), regions=loops)
 
 
 def _space(*planes: bytes) -> bytes:

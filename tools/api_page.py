@@ -53,6 +53,8 @@ hespas.convert(workload, "traces/", hardware="H100-SXM")
 report = hespas.accuracy("trace.json.gz", hardware="H100-SXM")
 report.write("out")  # report.html, .json, .csv and .md
 hespas.calibrate("H100-SXM", table="measured.csv").write("my-h100.toml")
+step = hespas.llm_step("llama-3-70b", dp=4, tp=8, pp=4, global_batch=64)
+hespas.generate(step, "traces/", hardware="H100-SXM")  # a trace of each rank, and the predicted step
 ```
 """
 

@@ -51,11 +51,15 @@ __all__ = [
     "capture",
     "check",
     "check_timeline",
+    "collective_benchmark",
     "compare",
     "compare_runs",
     "conversion_document",
     "convert",
     "devices_document",
+    "dit_step",
+    "dlrm_step",
+    "eager_step",
     "estimate",
     "estimate_document",
     "estimate_table",
@@ -64,9 +68,11 @@ __all__ = [
     "graph_estimator",
     "join_profile",
     "league",
+    "llm_step",
     "load_system",
     "op_class_summary",
     "profile_program",
+    "random_job",
     "read",
     "read_profiles",
     "roundtrip",
@@ -83,6 +89,7 @@ __all__ = [
     "validate_capture",
     "validate_serving",
     "view",
+    "vit_step",
     "write",
     "write_estimates_csv",
     "write_json",
@@ -136,6 +143,15 @@ if TYPE_CHECKING:
     from hespas.api.generation import (
         GenerationResult,
         generate,
+    )
+    from hespas.api.generators import (
+        collective_benchmark,
+        dit_step,
+        dlrm_step,
+        eager_step,
+        llm_step,
+        random_job,
+        vit_step,
     )
     from hespas.api.io import (
         WriteSharding,
@@ -267,6 +283,15 @@ _MODULES: dict[str, tuple[str, ...]] = {
     "hespas.api.generation": (
         "GenerationResult",
         "generate",
+    ),
+    "hespas.api.generators": (
+        "collective_benchmark",
+        "dit_step",
+        "dlrm_step",
+        "eager_step",
+        "llm_step",
+        "random_job",
+        "vit_step",
     ),
     "hespas.api.io": (
         "WriteSharding",

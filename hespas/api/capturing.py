@@ -43,6 +43,7 @@ from hespas.graph.hints import AtLeast, Option, OptionsOf
 from hespas.graph.mesh import JaxMesh, Mesh
 from hespas.graph.passes import totals
 from hespas.report import Column, Table, table_from_records, table_from_rows
+from hespas.report.texts import counted
 
 if TYPE_CHECKING:
     from hespas.validators.accuracy import Joined
@@ -118,8 +119,8 @@ class CaptureResult(Result):
         """Return the summary line: the name, the ranks, the mesh and the number of operations."""
         graph = self.workload.classes[0]
         classes = f" in {len(self.workload.classes)} classes" if len(self.workload.classes) > 1 else ""
-        ranks = f"{self.workload.num_ranks:,} ranks{classes}"
-        return f"{self.workload.name}: {ranks} on {self.mesh}, {len(graph):,} ops"
+        ranks = counted(self.workload.num_ranks, "rank")
+        return f"{self.workload.name}: {ranks}{classes} on {self.mesh}, {len(graph):,} ops"
 
     def write_program(self, path: str | Path, *, overwrite: bool = False) -> None:
         """Write the program of the whole mesh; the suffix selects its form (``.mlir``: text).

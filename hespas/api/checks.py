@@ -20,6 +20,7 @@ from hespas.graph.deprecation import RenamedAttribute
 from hespas.graph.errors import FormatError, UnsupportedError, UsageError
 from hespas.graph.hints import Option, OptionsOf, PositiveInt
 from hespas.report import Table, table_from_records
+from hespas.report.texts import counted
 from hespas.validators.checker import CheckOptions, check_workload
 from hespas.validators.checker import Profile as Rules
 from hespas.validators.checker import check as check_files
@@ -207,8 +208,8 @@ class CaptureCheckReport(Result):
         verdict = "matches the trace"
         if not self.equal:
             verdict = f"does not match the trace: {self.differences:,} differences"
-        ranks, runs = len(self.details.ranks), self.details.runs
-        return f"{self.details.program} {verdict} ({ranks:,} ranks, {runs:,} runs)"
+        ranks, runs = counted(len(self.details.ranks), "rank"), counted(self.details.runs, "run")
+        return f"{self.details.program} {verdict} ({ranks}, {runs})"
 
     def to_json(self) -> bytes:
         """Return the JSON document that ``--json`` writes, of schema ``hespas.capture-check/1``."""

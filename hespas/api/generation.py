@@ -23,6 +23,7 @@ from hespas.graph.hints import DEVICE, Option
 from hespas.graph.passes import totals
 from hespas.hardware import System, load_device
 from hespas.report import Column, Table, column_of, table_from_rows
+from hespas.report.texts import counted
 
 if TYPE_CHECKING:
     from hespas.api.simulation_result import SimulationResult
@@ -112,8 +113,8 @@ class GenerationResult(Result):
 
     def headline(self) -> str:
         """Return the summary line: the name, and the numbers of ranks and rank classes."""
-        ranks, classes = self.workload.num_ranks, len(self.workload.classes)
-        return f"{self.workload.name}: {ranks:,} ranks in {classes:,} class{'es' if classes > 1 else ''}"
+        ranks = counted(self.workload.num_ranks, "rank")
+        return f"{self.workload.name}: {ranks} in {counted(len(self.workload.classes), 'class')}"
 
     def document(self) -> GenerationDocument:
         """Return the content of the command's ``--json`` as a typed value."""

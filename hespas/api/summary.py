@@ -42,6 +42,7 @@ from hespas.graph.groups import first_group, groups_text
 from hespas.graph.hints import Option
 from hespas.graph.passes import find_cycle, levels
 from hespas.report import Table, table_from_records
+from hespas.report.texts import counted
 
 __all__ = [
     "ClassSummary",
@@ -239,7 +240,8 @@ class Summary(Result):
         if self.profile is not None:
             return f"{name}, {self.profile.events:,} events on {self.profile.device or 'an unnamed device'}"
         nodes = sum(rank_class.nodes for rank_class in self.classes)
-        return f"{name}, {self.num_ranks:,} ranks in {len(self.classes):,} classes, {nodes:,} operations"
+        ranks, classes = counted(self.num_ranks, "rank"), counted(len(self.classes), "class")
+        return f"{name}, {ranks} in {classes}, {nodes:,} operations"
 
     def to_json(self) -> bytes:
         """Return the JSON document that ``--json`` writes, of schema ``hespas.view/1``."""

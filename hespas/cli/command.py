@@ -121,6 +121,12 @@ class Call:
         source = self.context.get_parameter_source(name)
         return source is not None and source.name == "COMMANDLINE"
 
+    def spelling(self, name: str) -> str:
+        """Return the spelling of an option that the user wrote: ``--no-launches`` if a switch is off."""
+        parameter = next(each for each in self.context.command.params if each.name == name)
+        is_off = self.context.params.get(name) is False and parameter.secondary_opts
+        return (parameter.secondary_opts if is_off else parameter.opts)[0]
+
     def paths(self, access: Access) -> list[Path | str]:
         """Return the values of the options whose files are used in the given way: read or written."""
         used = (name for name, declared in self.options.items() if _access(declared) == access)
@@ -213,7 +219,6 @@ def command(
     progress: str = "",
     without: Sequence[str] = (),
     panels: Sequence[str] = (),
-    own_first: bool = False,
     has_version: bool = False,
 ) -> Callable[[_Handler], Callable[..., None]]:
     """Return a decorator that makes a command of a handler and of the options of ``functions``.
@@ -221,13 +226,13 @@ def command(
     The handler receives a :class:`Call`, and by name its own options, which are declared in the same way. All
     commands have ``--json``, ``--overwrite`` and the options about messages and limits, except ``without``;
     with ``progress``, the label of a progress bar, also ``--progress``. ``panels`` is the order of the
-    headings of ``--help`` (default: by their first option), with ``own_first`` the handler's options come
-    first. ``has_version`` adds ``--version``, for a program without other commands.
+    headings of ``--help`` (default: by their first option). ``has_version`` adds ``--version``, for
+    a program without other commands.
     """
 
     def decorate(handler: _Handler) -> Callable[..., None]:
         own = options_of(handler)
-        declared: dict[str, DeclaredOption] = dict(own) if own_first else {}
+        declared: dict[str, DeclaredOption] = {}
         for function in functions:
             for name, option in options_of(function).items():
                 declared.setdefault(name, option)

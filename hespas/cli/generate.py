@@ -2,222 +2,231 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Annotated, Literal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated
 
 import typer
 
+from hespas.api.generation import generate
+from hespas.api.generators import (
+    collective_benchmark,
+    dit_step,
+    dlrm_step,
+    eager_step,
+    llm_step,
+    random_job,
+    vit_step,
+)
+from hespas.cli.command import Call, command
+from hespas.cli.destinations import workload_format
 from hespas.cli.entry import renamed_options
-from hespas.cli.generate_llm import llm
-from hespas.cli.generating import GivenOptions, generator_command
+from hespas.cli.terminal import emit, report_diagnostics, step_lines
 from hespas.generators.spec import Generator
-from hespas.graph.hints import AtLeast, AtMost, Option
+from hespas.graph.errors import UsageError
+from hespas.graph.hints import Option, options_of
+from hespas.report.tables import Column, columns, table_from_rows
+from hespas.report.texts import bytes_text, count_text, counted, flops_text
 
-__all__ = ["app", "collectives", "dit", "dlrm", "eager", "random", "vit"]
+__all__ = ["app", "collectives", "dit", "dlrm", "eager", "llm", "random", "vit"]
 
 app = typer.Typer(
     no_args_is_help=True,
     help="Generate workloads from settings: models at any parallelism, collectives, random jobs.",
 )
 
-_Ranks = Annotated[int, AtLeast(2), Option("Set the number of ranks.", metavar="N")]
+_MAX_ROW_DIGITS = 9
+_WRITE_OPTIONS = ("format", "only_classes", "shard", "resume", "cluster")
+"""Parameters that have an effect on written files only."""
+_Handler = Callable[..., None]
 
 
-@generator_command
-def collectives(
-    _given: GivenOptions,
-    ranks: _Ranks,
-    kinds: Annotated[
-        str,
-        Option(
-            "Generate these collectives, separated by commas; also permute and ping_pong.", metavar="LIST"
-        ),
-    ] = "all_reduce,all_gather,reduce_scatter,all_to_all",
-    sizes: Annotated[
-        str, Option("Set buffer sizes: powers of two between A and B, or a list.", metavar="A-B|LIST")
-    ] = "1KiB-1GiB",
-    groups: Annotated[
-        str, Option("Group ranks along axes of a mesh: 8x4:inner, 2x4x8:0,2.", metavar="SPEC")
-    ] = "",
-    repeat: Annotated[int, AtLeast(1), Option("Repeat each collective R times.", metavar="R")] = 1,
-    dtype: Annotated[str, Option("Set the element type.", metavar="TYPE")] = "bf16",
-    separate: Annotated[bool, Option("Add no dependencies between collectives.", flag="separate")] = False,
-) -> Generator:
-    """Generate collectives and messages of every size, in sequence.
-
-    hespas generate collectives --kinds all_reduce,ping_pong --sizes 1MiB-64MiB --ranks 8 --out traces/
+def _generator_command(settings: Callable[..., object]) -> Callable[[_Handler], _Handler]:
+    """Return a decorator that makes a command with the options of ``settings``, which returns a generator,
+    and those of :func:`hespas.api.generate`.
     """
-    from hespas.generators.collectives import CollectiveBenchmark, parse_sizes
-
-    return CollectiveBenchmark(
-        kinds=tuple(kind.strip() for kind in kinds.split(",")), sizes=parse_sizes(sizes), ranks=ranks,
-        groups=groups, repeat=repeat, dtype=dtype, separate=separate,
-    )  # fmt: skip
+    return command(settings, generate, progress="writing", without=("max_input_bytes",))
 
 
-@generator_command
-def random(
-    _given: GivenOptions,
-    ranks: _Ranks,
-    nodes: Annotated[int, AtLeast(1), Option("Set the number of events of the job.", metavar="M")] = 100,
-    seed: Annotated[int, AtLeast(0), Option("Set the random seed.", metavar="S")] = 0,
-    collective_share: Annotated[
-        float, AtLeast(0), AtMost(1), Option("Set the fraction of events that are collectives.")
-    ] = 0.2,
-    p2p_share: Annotated[
-        float, AtLeast(0), AtMost(1), Option("Set the fraction of events that are messages.")
-    ] = 0.1,
-    classes: Annotated[
-        int, AtLeast(1), Option("Set the number of rank classes (distinct programs).", metavar="C")
-    ] = 1,
-    width: Annotated[
-        int, AtLeast(1), Option("Limit the distance of dependencies to W nodes.", metavar="W")
-    ] = 8,
-    broken: Annotated[
-        str,
-        Option(
-            "Add one violation: cycle, sizes, missing-receive, missing-collective, order.",
-            flag="break",
-            metavar="RULE",
-        ),
-    ] = "",
-) -> Generator:
-    """Generate a random valid job, or one with a single violation for tests of validators.
+_Row = Annotated[
+    str,
+    Option(
+        "Read all settings from row N (from 0) of a table of runs.", metavar="TABLE.csv:N", access="reads"
+    ),
+]
+_List = Annotated[bool, Option("List built-in models and exit.", flag="list")]
 
-    hespas generate random --ranks 8 --nodes 1000 --classes 4 --seed 1 --out traces/
+
+@_generator_command(llm_step)
+def llm(call: Call, *, row: _Row = "", list_models: _List = False) -> None:
+    """Generate a training or serving step of an LLM on any number of ranks.
+
+    hespas generate llm llama-3-70b --dp 4 --tp 8 --pp 4 --global-batch 64 --out traces/
+
+    hespas generate llm llama-3-8b --dp 256 --fsdp --dry-run
+
+    hespas generate llm deepseek-v3 --phase decode --dp 32 --ep 32 --batch 64 --context 4096 --out step.json
     """
-    from hespas.generators.random_dag import RandomJob
+    settings = options_of(llm_step).keys() - {"model"}
+    if list_models:
+        others = settings | options_of(generate).keys() | {"json_file", "overwrite", "row", "model"}
+        _refuse(call, others, "list-only", "not available with --list")
+        _print_models()
+        return
+    if bool(call["model"]) == bool(row):
+        raise UsageError(
+            "either MODEL or --row is required", hint="list the models: hespas generate llm --list"
+        )
+    if not row:
+        _generate(call, llm_step)
+        return
+    reason = "not available with --row, which reads all settings from the table"
+    _refuse(call, settings, "row-says-all", reason)
+    table, _, number = row.rpartition(":")
+    if not table or not (number.isascii() and number.isdigit() and len(number) <= _MAX_ROW_DIGITS):
+        raise UsageError(
+            f"invalid --row {row}: expected TABLE.csv:N", hint="give --row runs.csv:0 for the first row"
+        )
+    from hespas.generators.llm import row_of
 
-    return RandomJob(
-        ranks=ranks, nodes=nodes, seed=seed, collective_share=collective_share, p2p_share=p2p_share,
-        classes=classes, width=width, broken=broken,
-    )  # fmt: skip
-
-
-_Images = Annotated[int, AtLeast(1), Option("Set images per rank.", metavar="N")]
-_Replicas = Annotated[int, AtLeast(1), Option("Set data-parallel ranks.", metavar="N")]
-_Sharded = Annotated[bool, Option("Shard weights, gradients and optimizer states.", flag="fsdp")]
-_Type = Annotated[str, Option("Set the element type: bf16, f16, f32 (IEEE) or tf32.", metavar="TYPE")]
-_Side = Annotated[int, AtLeast(0), Option("Set the image side in pixels (0: the model's).", metavar="PIXELS")]
-_Layers = Annotated[int, AtLeast(0), Option("Set the number of blocks (0: the model's).", metavar="N")]
-
-
-@generator_command
-def vit(
-    given: GivenOptions,
-    dp: _Replicas = 1,
-    batch: _Images = 1,
-    fsdp: _Sharded = False,
-    dtype: _Type = "bf16",
-    image: _Side = 0,
-    layers: _Layers = 0,
-) -> Generator:
-    """Generate a training step of a vision transformer, ViT-B/16.
-
-    hespas generate vit --dp 8 --batch 64 --fsdp --out traces/
-    """
-    from hespas.generators.vision import VisionStep, vit_b_16
-
-    model = vit_b_16()
-    model = replace(model, image=image or model.image, layers=layers or model.layers)
-    _check_fsdp(given, dp)
-    return VisionStep(model=model, dp=dp, batch=batch, fsdp=fsdp, dtype=dtype)
+    _make(call, row_of(Path(table), int(number), call.diagnostics).step())
 
 
-@generator_command
-def dit(
-    given: GivenOptions,
-    dp: _Replicas = 1,
-    batch: _Images = 1,
-    fsdp: _Sharded = False,
-    dtype: _Type = "bf16",
-    image: _Side = 0,
-    layers: _Layers = 0,
-) -> Generator:
-    """Generate a training step of a diffusion transformer, DiT-XL/2. Its image is the latent, 32 wide.
-
-    hespas generate dit --dp 8 --batch 32 --fsdp --out traces/
-    """
-    from hespas.generators.vision import VisionStep, dit_xl_2
-
-    model = dit_xl_2()
-    model = replace(model, image=image or model.image, layers=layers or model.layers)
-    _check_fsdp(given, dp)
-    return VisionStep(model=model, dp=dp, batch=batch, fsdp=fsdp, dtype=dtype)
+def _refuse(call: Call, names: set[str], code: str, reason: str) -> None:
+    """Raise ``UsageError`` if the user wrote one of these options."""
+    written = [call.spelling(name) for name in call.texts if name in names and call.is_written(name)]
+    if written:
+        others = f" (nor {', '.join(written[1:])})" if len(written) > 1 else ""
+        raise UsageError(f"{written[0]}: {reason}{others}", code=code, hint="leave it out")
 
 
-def _check_fsdp(given: GivenOptions, dp: int) -> None:
-    if dp == 1:
-        given.warn_no_effect("fsdp", "one data-parallel rank has the whole state")
+def _print_models() -> None:
+    """Print the built-in models."""
+    from hespas.generators.llm import load_model, model_names
+    from hespas.generators.llm.model import model_parameters
+
+    models = {name: load_model(name) for name in model_names()}
+    rows = [
+        (name, model_parameters(model), counted(len(model.layers), "layer"), model.source)
+        for name, model in models.items()
+    ]
+    header = (
+        *columns("text", "model"),
+        *columns("count", "parameters"),
+        *columns("number", "layers", write=str),
+        *columns("text", "source"),
+    )
+    emit(table_from_rows(header, rows).to_text())
 
 
-@generator_command
-def eager(
-    _given: GivenOptions,
-    model: Annotated[
-        str,
-        Option(
-            "Model: bert-large, gpt2-large, gpt3-2.7b, gpt3-xl, opt-1.3b or switch-xl-4.",
-            metavar="MODEL",
-            is_argument=True,
-        ),
-    ],
-    batch: Annotated[int, AtLeast(1), Option("Set sequences per step.", metavar="N")] = 1,
-    seq: Annotated[int, AtLeast(1), Option("Set the sequence length in tokens.", metavar="TOKENS")] = 512,
-    train: Annotated[bool, Option("Add the backward pass (no optimizer).", flag="train")] = False,
-    compiled: Annotated[
-        bool, Option("Fuse between matmuls, as torch.compile does.", flag="compiled")
-    ] = False,
-) -> Generator:
-    """Generate a transformer on one device as PyTorch runs it eagerly in float32.
-
-    hespas generate eager gpt2-large --batch 4 --seq 1024 --out gpt2.json
-    """
-    from hespas.generators.eager import EagerStep, eager_model
-
-    return EagerStep(model=eager_model(model), batch=batch, length=seq, training=train, compiled=compiled)
-
-
-@generator_command
-def dlrm(
-    given: GivenOptions,
-    ranks: Annotated[int, AtLeast(1), Option("Set the number of ranks.", metavar="N")] = 8,
-    batch: Annotated[int, AtLeast(1), Option("Set samples per rank.", metavar="N")] = 2048,
-    tables: Annotated[int, AtLeast(1), Option("Set the number of embedding tables.", metavar="N")] = 64,
-    rows: Annotated[int, AtLeast(1), Option("Set rows per table.", metavar="N")] = 1_000_000,
-    width: Annotated[int, AtLeast(1), Option("Set the embedding dimension.", metavar="N")] = 128,
-    lookups: Annotated[int, AtLeast(1), Option("Set lookups per table and sample.", metavar="N")] = 32,
-    sharding: Annotated[
-        Literal["table", "row", "column"], Option("Shard embedding tables by table, row or column.")
-    ] = "table",
-    dtype: Annotated[
-        str, Option("Set the element type: bf16, f16, f32 (IEEE) or tf32.", metavar="TYPE")
-    ] = "f32",
-) -> Generator:
+@_generator_command(dlrm_step)
+def dlrm(call: Call) -> None:
     """Generate a training step of DLRM with embedding tables sharded over all ranks.
 
     hespas generate dlrm --ranks 16 --sharding row --out traces/
     """
-    from hespas.generators.dlrm import DlrmStep
-
-    if ranks == 1:
-        given.warn_no_effect("sharding", "one rank has all tables")
-    return DlrmStep(
-        ranks=ranks, batch=batch, tables=tables, rows=rows, width=width, lookups=lookups,
-        sharding=sharding, dtype=dtype,
-    )  # fmt: skip
+    _generate(call, dlrm_step)
 
 
-app.command(
-    cls=renamed_options(
-        {
-            "--drafts": "--num-speculative-tokens",
-            "--page": "--block-size",
-            "--style": "--framework",
-            "--cache": "--kv-cache-dtype",
-        }
-    )
-)(llm)
+@_generator_command(vit_step)
+def vit(call: Call) -> None:
+    """Generate a training step of a vision transformer, ViT-B/16.
+
+    hespas generate vit --dp 8 --batch 64 --fsdp --out traces/
+    """
+    _generate(call, vit_step)
+
+
+@_generator_command(dit_step)
+def dit(call: Call) -> None:
+    """Generate a training step of a diffusion transformer, DiT-XL/2. Its image is the latent, 32 wide.
+
+    hespas generate dit --dp 8 --batch 32 --fsdp --out traces/
+    """
+    _generate(call, dit_step)
+
+
+@_generator_command(eager_step)
+def eager(call: Call) -> None:
+    """Generate a transformer on one device as PyTorch runs it eagerly in float32.
+
+    hespas generate eager gpt2-large --batch 4 --seq 1024 --out gpt2.json
+    """
+    _generate(call, eager_step)
+
+
+@_generator_command(collective_benchmark)
+def collectives(call: Call) -> None:
+    """Generate collectives and messages of every size, in sequence.
+
+    hespas generate collectives --kinds all_reduce,ping_pong --sizes 1MiB-64MiB --ranks 8 --out traces/
+    """
+    _generate(call, collective_benchmark)
+
+
+@_generator_command(random_job)
+def random(call: Call) -> None:
+    """Generate a random valid job, or one with a single violation for tests of validators.
+
+    hespas generate random --ranks 8 --nodes 1000 --classes 4 --seed 1 --out traces/
+    """
+    _generate(call, random_job)
+
+
+def _generate(call: Call, settings: Callable[..., Generator]) -> None:
+    """Make the generator of a command's settings and its workload, and print the figures."""
+    _make(call, settings(**call.arguments(settings)))
+
+
+def _make(call: Call, generator: Generator) -> None:
+    """Generate, simulate and write the workload, then print its figures."""
+    unused = [call.spelling(name) for name in _WRITE_OPTIONS if call.is_written(name)]
+    if call["measure"] and call["destination"] is None and unused:
+        raise UsageError(
+            f"{', '.join(unused)}: not available with --dry-run, which writes nothing",
+            code="dry-run-writes-nothing",
+            hint="leave it out, or replace --dry-run by --out DST",
+        )
+    if call["destination"] is None and not call["measure"]:
+        raise UsageError("either --out DST or --dry-run is required", hint="give one of them")
+    if call["destination"] is not None and call["measure"]:
+        raise UsageError("--out and --dry-run exclude each other", hint="give one of them")
+    target_format = workload_format(call["destination"], call["format"])
+    done = call.run(generate, generator=generator, format=target_format)
+    call.write_json(done.to_json())
+    report_diagnostics(call.diagnostics, generator.name)
+    account = done.account
+    written = f" -> {done.written} ({bytes_text(done.written_bytes)})" if done.written else ""
+    emit(f"{done.headline()}{written}")
+    if done.step is not None:
+        emit(step_lines(done.step, done.step.where))
+    fits = {True: "fits", False: "does not fit", None: "cannot tell whether it fits"}[done.fits]
+    capacity = f"{bytes_text(done.capacity_bytes) or 'unknown'}: {fits}" if done.hardware else ""
+    rows = [
+        ("maximum nodes per rank", count_text(done.nodes_per_rank_max)),
+        ("traces of all ranks", bytes_text(done.et_bytes) if not done.written else ""),
+        ("parameters", count_text(account.parameters)),
+        ("model FLOPs per step", flops_text(account.model_flops_per_step)),
+        ("hardware FLOPs per step", flops_text(account.hardware_flops_per_step)),
+        ("collective payload per rank", bytes_text(done.collective_bytes_per_rank)),
+        ("peak memory per rank", bytes_text(account.peak_memory_bytes)),
+        (f"memory of {done.hardware}", capacity),
+    ]
+    header = (Column("figure"), *columns("number", "value", write=str))
+    emit(table_from_rows(header, [row for row in rows if row[1]]).to_text())
+    if account.memory:
+        emit(done.table().select({"what": "memory of the fullest rank", "size_bytes": "size"}).to_text())
+
+
+_RENAMED = renamed_options(
+    {
+        "--drafts": "--num-speculative-tokens",
+        "--page": "--block-size",
+        "--style": "--framework",
+        "--cache": "--kv-cache-dtype",
+    }
+)
+app.command(cls=_RENAMED)(llm)
 app.command()(dlrm)
 app.command()(vit)
 app.command()(dit)

@@ -24,7 +24,7 @@ def test_what_ran_is_exit_code_0(tmp_path: Path) -> None:
     assert lines[2].split() == ["collectives", "2", "2", "0"]
     assert lines[3].split() == ["their", "bytes", "99.332", "kB", "99.332", "kB"]
     assert lines[4].split() == ["dependencies", "248", "245", "0"]
-    assert lines[-1] == "0 matches the trace (1 ranks, 1 runs)"
+    assert lines[-1] == "0 matches the trace (1 rank, 1 run)"
     assert "a framework scope" in lines[-2]
     written = json.loads(document.read_text())
     assert (written["schema"], written["equal"]) == ("hespas.capture-check/1", True)
@@ -40,13 +40,13 @@ def test_what_did_not_run_is_exit_code_1_and_itemised(tmp_path: Path) -> None:
         "rank 0, collective 1: all_reduce over {0, 1, 2, 3}, 4 bytes captured, "
         "all_reduce over {0, 1}, 4 bytes measured"
     ) in done.stdout.splitlines()
-    assert done.stdout.splitlines()[-1] == "0 does not match the trace: 2 differences (1 ranks, 1 runs)"
+    assert done.stdout.splitlines()[-1] == "0 does not match the trace: 2 differences (1 rank, 1 run)"
     assert json.loads(document.read_text())["differences"] == 2
 
 
 def test_quiet_tells_the_verdict_alone() -> None:
     done = CliRunner().invoke(app, ["capture", str(GRAPH), str(TRACE), "--quiet"])
-    assert done.stdout == "0 matches the trace (1 ranks, 1 runs)\n"
+    assert done.stdout == "0 matches the trace (1 rank, 1 run)\n"
 
 
 @pytest.mark.parametrize(("inputs", "code"), [((TRACE, TRACE), 2), ((GRAPH, Path("absent.xplane.pb")), 3)])

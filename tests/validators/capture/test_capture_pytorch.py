@@ -86,7 +86,7 @@ def test_the_document_holds_every_figure() -> None:
     )
     assert document["order"]["exact"] == 245
     assert len(report.to_pandas()) == len(document["operations"]) == 3
-    assert report.headline() == "0 matches the trace (1 ranks, 1 runs)"
+    assert report.headline() == "0 matches the trace (1 rank, 1 run)"
 
 
 def test_an_operation_of_several_kernels_is_one(tmp_path: Path) -> None:
