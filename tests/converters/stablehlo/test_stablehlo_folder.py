@@ -122,7 +122,7 @@ def test_marks_that_are_not_ours_say_nothing(marks: str, tmp_path: Path) -> None
 def test_a_folder_of_other_programs_is_not_taken_for_a_job(tmp_path: Path) -> None:
     folder = _written(_job([0, 1, 0, 1]), tmp_path / "job")
     (folder / "notes.txt").write_text("")
-    with pytest.raises(UnsupportedError, match="without their ranks") as caught:
+    with pytest.raises(UnsupportedError, match="do not show which ranks") as caught:
         _read(folder)
     assert caught.value.position == "file job.0.mlir"
     with pytest.raises(FormatError, match="no known format"):

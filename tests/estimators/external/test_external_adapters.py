@@ -160,7 +160,7 @@ def test_onnxim_runs_the_users_configuration(tmp_path: Path, log: Path) -> None:
     with pytest.raises(UsageError, match="a configuration is needed"):
         replace(model, config="").predict(products((2, 3, 4)), TPU)
     config.write_text("{}")
-    with pytest.raises(UsageError, match="no core_freq"):
+    with pytest.raises(UsageError, match="has no core_freq"):
         model.predict(products((2, 3, 4)), TPU)
 
 

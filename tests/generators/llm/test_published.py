@@ -286,7 +286,7 @@ def test_counts_may_be_written_as_real_numbers() -> None:
 
 
 def test_degrees_are_of_the_accelerators() -> None:
-    with pytest.raises(FormatError, match="= 128 ranks on 64 accelerators"):
+    with pytest.raises(FormatError, match="= 128, but the row has 64 accelerators"):
         made(tp="2")
     assert made(tp="2", dp="", sequence_parallel="yes").layout.dp == 32
 

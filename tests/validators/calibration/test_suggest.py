@@ -130,7 +130,7 @@ def test_the_usual_format_is_the_fastest_of_the_device() -> None:
 @pytest.mark.parametrize(
     ("device", "count", "kinds", "dtypes", "message"),
     [
-        ("H100-SXM", 0, [], [], "0 shapes"),
+        ("H100-SXM", 0, [], [], "shapes to suggest: 0"),
         ("H100-SXM", 10**6, [], [], "candidates"),
         ("H100-SXM", 1, ["collective"], [], "no learned model covers sizes of kind 'collective'"),
         ("H100-SXM", 1, ["matmul"], ["f99"], "no number format 'f99'"),
