@@ -276,7 +276,11 @@ def test_what_is_no_file_is_never_replaced(tmp_path: Path) -> None:
 def test_names_that_lead_nowhere_are_told(tmp_path: Path) -> None:
     (tmp_path / "a").symlink_to("b")
     (tmp_path / "b").symlink_to("a")
-    for name, why in (("a", "symbolic links"), ("x" * 256, "too long"), ("t.{rank}.et", "names the files")):
+    for name, why in (
+        ("a", "symbolic links"),
+        ("x" * 256, "too long"),
+        ("t.{rank}.et", "stands for many files"),
+    ):
         with pytest.raises(OutputError, match=why):
             check_destination(tmp_path / name, overwrite=True)
 

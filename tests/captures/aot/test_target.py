@@ -44,9 +44,9 @@ def test_a_slice_may_stand_on_any_side() -> None:
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("", "the platform is tpu or gpu"),
-        ("h100", "the platform is tpu or gpu"),
-        ("cpu:x:8", "the platform is tpu or gpu"),
+        ("", "expected the platform tpu or gpu"),
+        ("h100", "expected the platform tpu or gpu"),
+        ("cpu:x:8", "expected the platform tpu or gpu"),
         ("tpu:v8:2x2", "v5p (up to 16x20x28)"),
         ("tpu:v5p", "AxBxC chips up to 16x20x28"),
         ("tpu:v5p:8x8", "AxBxC chips up to 16x20x28"),

@@ -100,7 +100,10 @@ def test_no_replicas_stand_in_the_header(read_text: ReadText) -> None:
     error = _refusal(
         read_text, "// one\nmodule attributes {mhlo.num_replicas = 0 : i32} {func.func @main() {return}}"
     )
-    assert (error.message, error.position) == ("mhlo.num_replicas = 0", "module header (line 2:1)")
+    assert (error.message, error.position) == (
+        "mhlo.num_replicas is 0, but must be at least 1",
+        "module header (line 2:1)",
+    )
 
 
 @pytest.mark.parametrize(
