@@ -365,7 +365,7 @@ def test_a_capture_of_what_replays_nothing_is_refused(tmp_path: Path) -> None:
         read(profile, capture=FOR_8)
     arguments = [str(profile), str(tmp_path / "x.csv"), "--capture", str(FOR_8)]
     assert CliRunner().invoke(convert.app, arguments).exit_code == 2
-    with pytest.raises(UsageError, match="belongs to a trace"):
+    with pytest.raises(UsageError, match="requires the trace of the replay"):
         hespas.accuracy(read(DECODED), hardware="MI300X", capture=FOR_8)
     empty = tmp_path / "none"
     empty.mkdir()
