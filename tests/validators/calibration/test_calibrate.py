@@ -220,7 +220,7 @@ def test_new_fits_are_what_runs_by_default(short: Measurements) -> None:
     [
         ({"split": "devval"}, "reserved for testing"),
         ({"split": "train"}, "has split 'train'"),
-        ({"tests": ("size",)}, "no test 'size'"),
+        ({"tests": ("size",)}, "unknown .test_by=size."),
         ({"fitted": "yesterday"}, "invalid date"),
     ],
 )
