@@ -305,14 +305,9 @@ def overlapping(
     order = np.lexsort((-duration_ns, start_ns, track))
     track, start_ns = track[order], start_ns[order]
     end_ns = start_ns + duration_ns[order]
-    firsts = np.flatnonzero(np.diff(track, prepend=-1))
-    # offsets that rise from track to track allow one running maximum for all tracks
     _, rank = np.unique(np.concatenate([start_ns, end_ns]), return_inverse=True)
-    rank = rank.reshape(-1)
-    step = len(rank) + 1
-    number = np.zeros(len(track), np.int64)
-    number[firsts] = 1
-    number = np.cumsum(number) * step
+    # offsets that rise from track to track allow one running maximum for all tracks
+    number = np.cumsum(np.diff(track, prepend=track[:1]) != 0) * len(rank)
     latest = np.maximum.accumulate(rank[len(track) :] + number)
     before = np.concatenate([[-1], latest[:-1]])
     inside[order] = rank[: len(track)] + number < before

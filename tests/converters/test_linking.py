@@ -274,6 +274,24 @@ def test_the_common_order_is_a_longest_one(first: list[int], second: list[int]) 
     assert len(pairs) == _longest_length(first, second)
 
 
+@given(st.lists(st.integers(0, 3), max_size=8), st.lists(st.integers(0, 3), max_size=8))
+def test_within_a_window_the_order_is_a_longest_one(first: list[int], second: list[int]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(linking, "_WINDOW", 8)
+        assert len(common_order(first, second)) == _longest_length(first, second)
+
+
+@pytest.mark.parametrize("lead", [[], [10, 11, 12, 13]])
+def test_matches_at_the_end_of_the_last_window_count(lead: list[int]) -> None:
+    """Elsewhere matches in the second half of a window are left to the next one."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(linking, "_WINDOW", 8)
+        pairs = common_order([*lead, 1, 2, 3, 4], [*lead, 0, 0, 0, 0, 1, 2, 3, 4])
+    start = len(lead)
+    expected = [(start + place, start + 4 + place) for place in range(4)]
+    assert pairs == [(place, place) for place in range(start)] + expected
+
+
 @given(_SEQUENCES, _SEQUENCES, st.integers(1, 4))
 def test_windows_keep_the_order(first: list[int], second: list[int], half: int) -> None:
     """Across windows no element is used twice, and equal records align completely."""

@@ -80,9 +80,30 @@ def test_only_f32_is_emulated(price: Price, lhs: str, rhs: str, level: str, prod
     assert cost.contractions[0].products == products
 
 
-@pytest.mark.parametrize(("bits", "kept"), [("1", 1), ("65536", 65536), ("65537", -1), ("0", -1), ("-1", -1)])
+@pytest.mark.parametrize(("bits", "kept"), [("1", 1), ("65536", 65536), ("65537", -1), ("0", -1), ("-8", -1)])
 def test_bits_of_accumulators(bits: str, kept: int) -> None:
     assert with_macs(Precision(), {"accumulator_bits": bits}).accumulator_bits == kept
+
+
+@pytest.mark.parametrize(
+    ("lhs", "rhs", "rate"),
+    [
+        ("f8E4M3FN", "bf16", "bf16"),
+        ("bf16", "f8E4M3FN", "bf16"),
+        ("bf16", "f16", "bf16"),
+        ("f16", "bf16", "f16"),
+    ],
+)
+def test_the_wider_operand_sets_the_rate(price: Price, lhs: str, rhs: str, rate: str) -> None:
+    cost = price("dot", [tensor(4, 8, element=lhs), tensor(8, 2, element=rhs)], [tensor(4, 2)])
+    assert cost.rate_dtype == dtype(rate).code
+
+
+def test_unknown_types(price: Price) -> None:
+    cost = price("dot", [Tensor(None, (4, 8)), tensor(8, 2)], [Tensor(None, (4, 2))])
+    (product,) = cost.contractions
+    assert (product.lhs, product.rhs, product.accumulator) == (-1, F32.code, -1)
+    assert cost.rate_dtype == -1
 
 
 def test_a_sigma_of_zero_is_a_sigma() -> None:
@@ -285,4 +306,18 @@ def test_unknown_extents_of_a_convolution(price: Price) -> None:
         assert isnan(cost.flops)
         assert isnan(cost.useful_flops)
     assert extents(conv((5, 8, 7), (3, 7, -1), (5, 6, -1), price)) == (1, 30, -1, 21)
-    assert isnan(price("convolution", [tensor(1, 1, 1)], [tensor(1, 1, 1)], None).flops)
+    window = (WindowDim(3),)
+    attributes = ConvAttributes(0, 2, (1,), 1, 2, (0,), 0, 2, (1,), window, 1, 1)
+    assert isnan(price("convolution", [tensor(5, 8, 7)], [tensor(5, 6, 4)], attributes).flops)
+
+
+def test_a_convolution_that_is_a_batch_of_products(price: Price) -> None:
+    """TPU compilers write 8 products (5, 7) x (7, 4) as a window of 8 with stride 7 over an input dilated by
+    8: output o meets the input at o through kernel position o alone.
+    """
+    window = (WindowDim(8, stride=7, lhs_dilation=8),)
+    attributes = ConvAttributes(0, 2, (1,), 1, 2, (0,), 0, 2, (1,), window, 1, 1)
+    cost = price("convolution", [tensor(5, 8, 7), tensor(8, 7, 4)], [tensor(5, 8, 4)], attributes)
+    assert extents(cost) == (8, 5, 4, 7)
+    assert cost.useful_flops == 2 * 8 * 5 * 4 * 7
+    assert cost.flops == 8 * cost.useful_flops

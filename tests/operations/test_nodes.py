@@ -104,6 +104,22 @@ def test_number_format_of_a_product(lhs: str, rhs: str, products: int, scheme: s
     assert ops.kind[0] == "matmul"
     assert ops.op[0] == ""
     assert sizes(ops, "batch", "m", "n", "k") == [3, 5, 11, 7]
+    assert np.isnan(sizes(ops, "rows", "columns")).all()
+
+
+@pytest.mark.parametrize(
+    ("lhs", "rhs", "scheme"), [(-1, 0, ""), (0, -1, ""), (dtype_of("f16").code, dtype_of("f16").code, "f16")]
+)
+def test_unknown_types_and_extents_of_a_product(lhs: int, rhs: int, scheme: str) -> None:
+    """An extent of 0 is known."""
+    made = GraphBuilder("product")
+    node = node_of(made, "dot", OpClass.CONTRACTION, [], [])
+    made.add_contraction(
+        node, batch=1, m=0, n=-1, k=7, flops=nan, useful_flops=nan, lhs=lhs, rhs=rhs, accumulator=-1
+    )
+    ops = operations_of(made.build())
+    assert ops.scheme[0] == scheme
+    assert sizes(ops, "batch", "m", "n", "k") == pytest.approx([1, 0, nan, 7], nan_ok=True)
 
 
 def test_nodes_with_several_products_stay_what_they_are() -> None:
@@ -144,6 +160,7 @@ def test_one_query_is_generation() -> None:
     ops = operations_of(graph)
     assert ops.kind[0] == "attention.generation"
     assert sizes(ops, "batch", "kv_len", "heads", "kv_heads", "head_dim") == [1, 700, 8, 4, 64]
+    assert np.isnan(sizes(ops, "q_len", "pairs")).all()
     one_key = single("flash", OpClass.ATTENTION, [(1, 9, 8, 64), (1, 1, 4, 64)], [(1, 9, 8, 64)], flops=1.0)
     assert operations_of(one_key).kind[0] == "attention.context"
 
@@ -152,6 +169,16 @@ def test_one_query_is_generation() -> None:
 def test_attention_of_unknown_sizes(shape: Shape) -> None:
     graph = single("flash", OpClass.ATTENTION, [shape, (2, 700, 4, 64)], [shape], flops=1.0)
     assert np.isnan(sizes(operations_of(graph), "kv_len", "heads")).all()
+
+
+def test_attention_of_unknown_sizes_beside_a_known_one() -> None:
+    made = GraphBuilder("two")
+    for batch in (-1, 2):
+        shape = (batch, 8, 300, 64)
+        node_of(made, "aten::scaled_dot_product", OpClass.ATTENTION, [shape, shape], [shape], flops=1.0)
+    ops = operations_of(made.build())
+    assert ops.dim("kv_len").tolist() == pytest.approx([nan, 300], nan_ok=True)
+    assert np.isnan(ops.dim("rows")).all()
 
 
 EXPERTS: list[Shape] = [(100, 512), (8, 2 * 256, 512), (8, 512, 256), (100, 32), (100, 4)]
