@@ -10,10 +10,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from hespas.api.validation import calibrate as fit_device
 from hespas.api.validation import suggest_shapes
-from hespas.cli.accuracy import percent, print_summary, signed
+from hespas.cli.accuracy import print_summary
 from hespas.cli.command import Call, command
 from hespas.cli.destinations import check_apart, check_once, check_reports, check_suffix
-from hespas.cli.terminal import emit, is_quiet, print_message, progress_bar, report_diagnostics
+from hespas.cli.terminal import (
+    emit,
+    is_quiet,
+    percent,
+    print_message,
+    progress_bar,
+    report_diagnostics,
+    signed,
+)
 from hespas.graph.errors import UsageError
 from hespas.graph.hints import Option, options_of
 from hespas.report.tables import columns, table_from_rows

@@ -35,6 +35,7 @@ __all__ = [
     "mixed_lines",
     "op_class_text",
     "open_closed_descriptors",
+    "percent",
     "print_info",
     "print_message",
     "progress_bar",
@@ -42,6 +43,7 @@ __all__ = [
     "report_diagnostics",
     "results_on_stderr",
     "set_verbosity",
+    "signed",
     "stdout_redirected",
     "step_lines",
     "step_text",
@@ -241,6 +243,8 @@ def open_closed_descriptors() -> None:
             os.open(os.devnull, os.O_RDWR)
 
 
+_MAX_DECIMAL_ERROR = 1e4
+"""Larger errors, of measured times near 0, are written with an exponent."""
 _SAME_NAME = (
     "allow_programs alone args array astra_bin astra_timeout backend baseline batch block_size "
     "calibrate capacity capture classes cluster comm_groups compile_for compiled context "
@@ -307,6 +311,22 @@ def flagged(text: str) -> str:
         return flag if argument[2] is None else f"{flag} {argument[2]}"
 
     return _ARGUMENT.sub(option, text)
+
+
+def percent(value: float) -> str:
+    """Format a share as ``12.3%``; a dash if unknown."""
+    return _percentage(value, "")
+
+
+def signed(value: float) -> str:
+    """Format a share with its sign; a dash if unknown."""
+    return _percentage(value, "+")
+
+
+def _percentage(value: float, sign: str) -> str:
+    if isnan(value):
+        return "-"
+    return f"{value:{sign}.1%}" if abs(value) < _MAX_DECIMAL_ERROR else f"{100 * value:{sign}.2e}%"
 
 
 def step_text(done: Simulation, hardware: str, *, mode: str = "hespas") -> str:

@@ -41,12 +41,12 @@ COMMANDS = {
         "hespas.cli.accuracy", "compare", "Compare two accuracy reports: errors that grew or shrank."
     ),
     "league": CommandSource(
-        "hespas.cli.accuracy",
+        "hespas.cli.published_runs",
         "league",
         "Predict the step of every run of a table from its settings, and compare with the measured step.",
     ),
     "serving": CommandSource(
-        "hespas.cli.accuracy",
+        "hespas.cli.published_runs",
         "serving",
         "Compare measured runs of LLM servers with their predicted TTFT and TPOT.",
     ),

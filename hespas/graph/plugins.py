@@ -15,7 +15,14 @@ from typing import Any, TypeVar
 
 from hespas.graph.errors import HespasError, InvariantError, UnsupportedError, UsageError, clipped
 
-__all__ = ["PluginTable", "attribute_of", "collect_plugin_errors", "registered", "report_plugin_error"]
+__all__ = [
+    "PluginTable",
+    "attribute_of",
+    "collect_plugin_errors",
+    "lazy_names",
+    "registered",
+    "report_plugin_error",
+]
 
 _Result = TypeVar("_Result")
 
@@ -26,6 +33,20 @@ def attribute_of(target: str) -> Any:
     """Import and return the object that ``module:attribute`` names."""
     module, _, attribute = target.partition(":")
     return getattr(import_module(module), attribute)
+
+
+def lazy_names(package: str, **modules: tuple[str, ...]) -> Callable[[str], Any]:
+    """Return a function for use as ``__getattr__`` of a package, which imports a name on its first use:
+    ``modules`` maps modules of the package to their names.
+    """
+    module_of = {name: module for module, names in modules.items() for name in names}
+
+    def find(name: str) -> Any:
+        if name not in module_of:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        return getattr(import_module(f"{package}.{module_of[name]}"), name)
+
+    return find
 
 
 def registered(group: str) -> Iterable[tuple[str, str]]:

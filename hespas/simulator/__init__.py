@@ -4,11 +4,16 @@ time.
 
 from __future__ import annotations
 
-from hespas.simulator.entry import simulate
-from hespas.simulator.job import JobScheduler
-from hespas.simulator.list_scheduler import ListScheduler
-from hespas.simulator.results import ClassResult, CriticalPath, Segment, Simulation, Simulator, segments
-from hespas.simulator.schedule import node_label
+from typing import TYPE_CHECKING
+
+from hespas.graph.plugins import lazy_names
+
+if TYPE_CHECKING:
+    from hespas.simulator.entry import simulate
+    from hespas.simulator.job import JobScheduler
+    from hespas.simulator.list_scheduler import ListScheduler
+    from hespas.simulator.results import ClassResult, CriticalPath, Segment, Simulation, Simulator, segments
+    from hespas.simulator.schedule import node_label
 
 __all__ = [
     "ClassResult",
@@ -22,3 +27,19 @@ __all__ = [
     "segments",
     "simulate",
 ]
+
+__getattr__ = lazy_names(
+    __name__,
+    entry=("simulate",),
+    job=("JobScheduler",),
+    list_scheduler=("ListScheduler",),
+    results=(
+        "ClassResult",
+        "CriticalPath",
+        "Segment",
+        "Simulation",
+        "Simulator",
+        "segments",
+    ),
+    schedule=("node_label",),
+)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from hespas.cli.accuracy import percent, signed
+from hespas.cli.terminal import percent, signed
 from hespas.cli.validate import app
 from hespas.hardware import load_device
 from tests.validators.small_tables import vectors, write_table

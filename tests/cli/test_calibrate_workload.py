@@ -68,7 +68,7 @@ def test_the_program_says_what_the_events_are(program: Path, trace: Path, tmp_pa
     [
         ("trace.csv", "--measured", 2, "is not a program"),
         ("absent.mlir", "--measured", 3, "no such file"),
-        ("step.hlo.txt", "--table", 2, "give --workload with --measured"),
+        ("step.hlo.txt", "--table", 2, "add --measured PROFILE, or leave --workload out"),
     ],
 )
 @pytest.mark.usefixtures("program", "trace", "in_folder")

@@ -1,25 +1,32 @@
 """Simulation of language-model servers: continuous batching of requests over time, step by step."""
 
-from hespas.simulator.serving.engine import POLICIES, Order, Policy, policy_of, serve, serve_replicas
-from hespas.simulator.serving.requests import (
-    Requests,
-    ServingRun,
-    StepLog,
-    arrivals_of_bursts,
-    arrivals_of_poisson,
-    lengths,
-    weighted_percentile,
-)
-from hespas.simulator.serving.steps import (
-    SHARES,
-    Correction,
-    KernelModel,
-    LatticeKernels,
-    StepGrids,
-    StepTimes,
-    models_of,
-    step_times,
-)
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hespas.graph.plugins import lazy_names
+
+if TYPE_CHECKING:
+    from hespas.simulator.serving.engine import POLICIES, Order, Policy, policy_of, serve, serve_replicas
+    from hespas.simulator.serving.requests import (
+        Requests,
+        ServingRun,
+        StepLog,
+        arrivals_of_bursts,
+        arrivals_of_poisson,
+        lengths,
+        weighted_percentile,
+    )
+    from hespas.simulator.serving.steps import (
+        SHARES,
+        Correction,
+        KernelModel,
+        LatticeKernels,
+        StepGrids,
+        StepTimes,
+        models_of,
+        step_times,
+    )
 
 __all__ = [
     "POLICIES",
@@ -44,3 +51,34 @@ __all__ = [
     "step_times",
     "weighted_percentile",
 ]
+
+__getattr__ = lazy_names(
+    __name__,
+    engine=(
+        "POLICIES",
+        "Order",
+        "Policy",
+        "policy_of",
+        "serve",
+        "serve_replicas",
+    ),
+    requests=(
+        "Requests",
+        "ServingRun",
+        "StepLog",
+        "arrivals_of_bursts",
+        "arrivals_of_poisson",
+        "lengths",
+        "weighted_percentile",
+    ),
+    steps=(
+        "SHARES",
+        "Correction",
+        "KernelModel",
+        "LatticeKernels",
+        "StepGrids",
+        "StepTimes",
+        "models_of",
+        "step_times",
+    ),
+)

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from hespas.validators.checker.check import CheckOptions, check, check_workload
-from hespas.validators.checker.job import (
-    CheckedInput,
-    CheckResult,
-    CheckRule,
-    Profile,
-    Scope,
-    Violation,
-    check_json,
-)
-from hespas.validators.checker.rules import RULES
+from typing import TYPE_CHECKING
+
+from hespas.graph.plugins import lazy_names
+
+if TYPE_CHECKING:
+    from hespas.validators.checker.inputs import CheckOptions, check, check_workload
+    from hespas.validators.checker.job import (
+        CheckedInput,
+        CheckResult,
+        CheckRule,
+        Profile,
+        Scope,
+        Violation,
+        check_json,
+    )
+    from hespas.validators.checker.rules import RULES
 
 __all__ = [
     "RULES",
@@ -27,3 +32,22 @@ __all__ = [
     "check_json",
     "check_workload",
 ]
+
+__getattr__ = lazy_names(
+    __name__,
+    inputs=(
+        "CheckOptions",
+        "check",
+        "check_workload",
+    ),
+    job=(
+        "CheckedInput",
+        "CheckResult",
+        "CheckRule",
+        "Profile",
+        "Scope",
+        "Violation",
+        "check_json",
+    ),
+    rules=("RULES",),
+)
