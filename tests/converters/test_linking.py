@@ -125,6 +125,12 @@ def test_the_innermost_event_of_many_moments() -> None:
     assert nothing.innermost(np.array([1, 2]), np.array([0, 5])).tolist() == [-1, -1]
 
 
+def test_of_events_that_start_together_the_longest_is_outside() -> None:
+    nesting = EventNesting.of(np.array([1, 1, 1]), np.array([0, 0, 0]), np.array([2, 10, 6]))
+    assert nesting.order.tolist() == [1, 2, 0]
+    assert nesting.parent.tolist() == [2, -1, 1]
+
+
 def test_events_without_a_thread_lead_to_their_parents() -> None:
     nesting = EventNesting.of(np.array([1, 1]), np.array([0, 2]), np.array([10, 6]))
     more = nesting.with_parents(np.array([1, -1]), np.array([3, 4]))
@@ -160,6 +166,11 @@ def test_numbers_far_apart_match(far: int) -> None:
     expected = [2, 1, -1, 0, -1] if far else [2, 0, -1, 0, -1]
     assert match_rows(known, wanted).tolist() == expected
     assert match_rows([np.empty(0, np.int64)], [np.array([1, 2])]).tolist() == [-1, -1]
+
+
+def test_a_number_below_zero_in_the_last_column_alone_matches_nothing() -> None:
+    known = [np.array([7, 7, 7]), np.array([-1, 2, 2]), np.array([3, -1, 4])]
+    assert match_rows(known, known).tolist() == [0, -1, 2]
 
 
 @given(
