@@ -97,8 +97,8 @@ def to_profile(
     diagnostics.
 
     The operation of an event is the innermost range around its cause that states shapes or is an instruction
-    of XLA, else the innermost range. Ranks number the pairs of device and process. Raises ``FormatError`` if
-    nothing was recorded, and for times that are out of range.
+    of XLA, else the innermost range. Raises ``FormatError`` if nothing was recorded, or a time is out of
+    range.
     """
     work, calls, ranges, strings = trace.work, trace.launches, trace.ranges, trace.strings
     if not len(work) and not len(ranges):
