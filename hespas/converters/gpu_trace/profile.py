@@ -93,12 +93,10 @@ class _RangeLabels:
 def to_profile(
     path: Path, source: str, trace: GpuTrace, metadata: Mapping[str, str], diagnostics: Diagnostics
 ) -> Profile:
-    """Convert a GPU recording to a profile. ``source``, the name of the format, prefixes codes of
-    diagnostics.
+    """Convert a GPU recording to a profile. Diagnostic codes begin with ``source``, the name of the format.
 
     The operation of an event is the innermost range around its cause that states shapes or is an instruction
-    of XLA, else the innermost range. Raises ``FormatError`` if nothing was recorded, or a time is out of
-    range.
+    of XLA, else the innermost range. Raises ``FormatError`` for an empty recording and for wrong times.
     """
     work, calls, ranges, strings = trace.work, trace.launches, trace.ranges, trace.strings
     if not len(work) and not len(ranges):
