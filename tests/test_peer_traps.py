@@ -703,7 +703,7 @@ DOCUMENTS = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 def test_trap_17_every_documented_command_prints_what_the_document_says(document: Path, bench: Bench) -> None:
     examples = documented.examples(document.read_text())
-    results = documented.run(examples, bench.folder, ROOT)
+    results = documented.run(examples, bench.folder)
     for example, printed in zip(examples, results, strict=True):
         if printed is not None:
             now, then = (documented.comparable(output) for output in (printed, example.output))
@@ -718,6 +718,11 @@ def test_trap_17_documents_show_the_commands() -> None:
     assert {command.removeprefix("make ") for command in commands if command.startswith("make ")} <= {
         *targets
     }
+
+
+def test_trap_17_documented_commands_need_the_package_only() -> None:
+    commands = [example.command for path in DOCUMENTS for example in documented.examples(path.read_text())]
+    assert [command for command in commands if "fixtures" in command] == []
 
 
 def test_trap_17_the_reference_is_made_from_the_registry_and_the_rules() -> None:

@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
+from hespas.api.samples import sample
+
 __all__ = ["Example", "comparable", "examples", "refreshed", "run"]
 
 _FENCE = re.compile(r"^```(\w+)([^\n`]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -59,13 +61,14 @@ def examples(text: str) -> list[Example]:
     return found
 
 
-def run(shown: Sequence[Example], folder: Path, root: Path) -> list[str | None]:
+def run(shown: Sequence[Example], folder: Path) -> list[str | None]:
     """Run the commands in sequence in ``folder``, and return their outputs (None: not run).
 
-    ``folder`` gets a link to the checkout's ``fixtures``. A command that fails has an ordinary output, so
-    the comparison with the document shows the failure.
+    ``folder`` gets the files of ``hespas sample all``, unless a command writes samples. A command that fails
+    has an ordinary output, so the comparison with the document shows the failure.
     """
-    (folder / "fixtures").symlink_to(root / "fixtures")
+    if not any(example.command.startswith("hespas sample") for example in shown):
+        sample(["all"], folder=folder / "samples")
     absent = {name for name in _PACKAGES if find_spec(name) is None}
     environment = os.environ | {
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",

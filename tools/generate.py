@@ -2,8 +2,8 @@
 
 ``formats.md`` has the registry, the attribute contract, the checker's rules and the table of exit codes. The
 commands in ``README.md`` and the other documents run again, two documents at a time, and their output is
-updated. A document is skipped if its commands, the package, the fixtures and the environment are those of the
-last run, whose digests are in ``.cache/documents.json``.
+updated. A document is skipped if its commands, the package with its samples and the environment are those of
+the last run, whose digests are in ``.cache/documents.json``.
 """
 
 from __future__ import annotations
@@ -269,7 +269,7 @@ def _current(text: str) -> str:
     """Return a document with the current output of its commands."""
     shown = examples(text)
     with tempfile.TemporaryDirectory() as folder:
-        return refreshed(text, shown, run(shown, Path(folder), ROOT))
+        return refreshed(text, shown, run(shown, Path(folder)))
 
 
 def _sources_digest() -> bytes:
@@ -277,7 +277,7 @@ def _sources_digest() -> bytes:
     digest = hashlib.blake2b(sys.version.encode())
     for package in sorted(f"{found.name} {found.version}" for found in distributions()):
         digest.update(package.encode())
-    for folder in ("hespas", "fixtures"):
+    for folder in ("hespas",):
         for path in sorted((ROOT / folder).rglob("*")):
             if path.is_file() and path.suffix != ".pyc":
                 digest.update(f"{path.relative_to(ROOT)}\n".encode() + path.read_bytes())

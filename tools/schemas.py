@@ -18,6 +18,7 @@ from hespas.api.capturing import CaptureDocument, ProfiledProgramDocument
 from hespas.api.conversion import ConversionDocument
 from hespas.api.estimation import EstimateDocument
 from hespas.api.generation import GenerationDocument
+from hespas.api.samples import SamplesDocument
 from hespas.api.serving import ServingDocument
 from hespas.api.simulation_result import SimulationDocument
 from hespas.api.summary import SummaryDocument
@@ -60,6 +61,7 @@ DOCUMENTS: Mapping[str, type[msgspec.Struct]] = {
     "rank_map": RankMapDocument,
     "roundtrip": RoundTripDocument,
     "run_difference": RunDifferenceDocument,
+    "samples": SamplesDocument,
     "serving": ServingDocument,
     "serving_accuracy": ServingAccuracyDocument,
     "simulate": SimulationDocument,

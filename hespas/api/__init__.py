@@ -34,6 +34,7 @@ __all__ = [
     "Result",
     "RoundTripReport",
     "RunDifference",
+    "Samples",
     "Server",
     "ServingAccuracyReport",
     "ServingResult",
@@ -76,6 +77,7 @@ __all__ = [
     "read",
     "read_profiles",
     "roundtrip",
+    "sample",
     "serve",
     "simulate",
     "simulate_grid",
@@ -174,6 +176,10 @@ if TYPE_CHECKING:
         calibrate_end_to_end,
         league,
         validate_serving,
+    )
+    from hespas.api.samples import (
+        Samples,
+        sample,
     )
     from hespas.api.serving import (
         Server,
@@ -314,6 +320,10 @@ _MODULES: dict[str, tuple[str, ...]] = {
         "calibrate_end_to_end",
         "league",
         "validate_serving",
+    ),
+    "hespas.api.samples": (
+        "Samples",
+        "sample",
     ),
     "hespas.api.serving": (
         "Server",

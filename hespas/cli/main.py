@@ -13,6 +13,11 @@ COMMANDS = {
         "app",
         "List, show and measure devices; show systems and write them for ASTRA-sim.",
     ),
+    "sample": CommandSource(
+        "hespas.cli.sample",
+        "sample",
+        "Write small input files of every kind to a folder; without names, list them.",
+    ),
     "generate": CommandSource(
         "hespas.cli.generate",
         "app",

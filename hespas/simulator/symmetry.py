@@ -63,13 +63,12 @@ class Relations:
     """Distinct group sets and permutations of a job, over all ranks. The last group set has all ranks, for
     collectives without a group set.
 
-    ``rank_class`` has shape ``(ranks,)``. ``group``, of shape ``(sets, ranks)``, is the number of the group
-    of each rank; groups with equal members have the same number in all sets. ``members`` lists the members of
-    each group. ``label``, of the same shape as ``group``, is the first set in which the rank's class runs a
-    collective of the same group (``NONE``: it runs none). ``target`` and ``source``, of shape
-    ``(permutations, ranks)``, are the ranks to which and from which a rank sends and receives. ``sends``,
-    ``receives`` and ``permutes``, of shape ``(classes, permutations)``, are True if a class has such
-    operations along a permutation.
+    ``rank_class`` has shape ``(ranks,)``. ``group``, of shape ``(sets, ranks)``, is the group of each rank;
+    groups with equal members have the same number in all sets. ``members`` lists the members of each group.
+    ``label``, of the same shape as ``group``, is the first set through which the rank's class calls the same
+    group (``NONE``: its class does not call it). ``target`` and ``source`` have shape ``(permutations,
+    ranks)``. ``sends``, ``receives`` and ``permutes``, of shape ``(classes, permutations)``, are True if a
+    class has such operations along a permutation.
     """
 
     rank_class: IntArray
@@ -204,11 +203,11 @@ class BehaviourClasses:
 
 
 class RankKinds(NamedTuple):
-    """Classes of indistinguishable ranks. ``kind`` is the class of each rank, numbered in the order of their
-    first ranks.
+    """Classes of indistinguishable ranks. ``kind`` is the class of each rank, numbered in order of first
+    ranks.
 
-    ``group_word`` is a fingerprint of each group of :attr:`Relations.group`. It is equal for groups with the
-    same kinds of members and equal numbers of each kind.
+    Groups of :attr:`Relations.group` have a fingerprint, which is equal for groups with the same kinds and
+    numbers of members.
     """
 
     kind: IntArray
@@ -253,9 +252,8 @@ class _Groups(NamedTuple):
 def _refined(
     relations: Relations, start: IntArray, *, both_ways: bool, counts_members: bool
 ) -> tuple[IntArray, _Groups]:
-    """Refine classes of ranks until the ranks of each class are indistinguishable. ``start`` has the initial
-    classes. Return the class of each rank (-1: absent), numbered in the order of their first ranks, and the
-    fingerprints of groups.
+    """Refine the classes of ranks until ranks of a class are indistinguishable. Return the class of each rank
+    (-1: absent), numbered in order of first ranks, and the fingerprints of groups.
     """
     ranks = np.flatnonzero(relations.rank_class != ABSENT)
     members = _Memberships.of(relations)
@@ -350,9 +348,8 @@ def _group_words(
 
 
 def _patterns(relations: Relations) -> _Words:
-    """Return a fingerprint of the permutations of each rank: the pairs of permutations along which it
-    exchanges messages with the same peer. Messages along such permutations are matched with each other, so
-    ranks with different pairs can behave differently.
+    """Return a fingerprint for each rank of its permutations whose two ends are the same ranks. Messages of
+    such permutations are matched with each other.
     """
     ranks = np.arange(relations.num_ranks)
     pattern = np.zeros(relations.num_ranks, np.uint64)

@@ -108,8 +108,8 @@ class JobScheduler:
     def run(
         self, workload: Workload, diagnostics: Diagnostics, pressures: Sequence[Pressure] | None = None
     ) -> Simulation:
-        """Simulate the step of each rank, as described in the module. ``pressures`` are the contention
-        factors of the rank classes. O(executions log executions) of the simulated ranks.
+        """Simulate the step of each rank; see the module. ``pressures`` are the contention factors of the
+        rank classes. O(executions log executions) of the simulated ranks.
         """
         pressures = pressures if self.interference else None
         if self.symmetry and not self.jitter and not self.stragglers and _in_step(workload):
@@ -316,10 +316,8 @@ class _JobSimulation:
 
 
 def _in_step(workload: Workload) -> bool:
-    """Return True if no rank can wait for another one, because all ranks do the same at the same time.
-
-    This holds if all ranks are present, in one rank class without one-sided messages, and no rank skips
-    communication.
+    """Return True if all ranks do the same at the same time: all are present, there is one rank class, it has
+    no one-sided messages, and no rank skips communication.
     """
     used = [index for index, count in enumerate(workload.class_sizes) if count]
     if len(used) > 1 or not workload.is_complete:
