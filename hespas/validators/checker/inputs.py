@@ -17,7 +17,6 @@ import numpy as np
 
 from hespas.converters import ReadOptions, find_format, note_unread_files, refuse_unused_options
 from hespas.converters.format import CommGroups, NumDevices, NumReplicas, SourceFormat
-from hespas.converters.measured_ops.workload import measured_workload
 from hespas.graph import Diagnostics, Severity, Workload
 from hespas.graph.errors import CheckFailedError, FormatError, HespasError, UnsupportedError, UsageError
 from hespas.graph.hints import NonNegativeInt, Option, PositiveInt
@@ -197,6 +196,8 @@ class _InputChecker:
         refuse_unused_options(reading, entry, path)
         value = entry.read(path, reading, diagnostics)
         if not isinstance(value, Workload):
+            from hespas.converters.measured_ops.workload import measured_workload
+
             check_recording(value, diagnostics, str(path))
             value = measured_workload(value, diagnostics)
         _add_reader_findings(diagnostics, str(path), findings, self.profile)

@@ -316,7 +316,7 @@ def test_without_resume_nothing_is_kept(tmp_path: Path) -> None:
         (WriteOptions(shard=(1, RANKS + 1)), "some would be empty"),
         (WriteOptions(only_classes=True, shard=(1, 2)), "one file per rank class for all ranks"),
         (WriteOptions(only_classes=True, ranks=range(4)), "one file per rank class for all ranks"),
-        (WriteOptions(shard=(1, 1), ranks=range(1)), "has no parts"),
+        (WriteOptions(shard=(1, 1), ranks=range(1)), "is the file of one rank"),
     ],
 )
 def test_parts_that_make_no_sense_are_refused(options: WriteOptions, message: str, tmp_path: Path) -> None:
@@ -326,7 +326,7 @@ def test_parts_that_make_no_sense_are_refused(options: WriteOptions, message: st
 
 
 def test_other_formats_have_no_parts(tmp_path: Path) -> None:
-    with pytest.raises(HespasError, match="not written in parts"):
+    with pytest.raises(HespasError, match="requires a format with one file per rank"):
         hespas.write(pipeline(), tmp_path / "job.opgraph.json", options=WriteOptions(resume=True))
 
 

@@ -165,7 +165,7 @@ def test_sniffing_and_listing_do_not_load_jaxlib() -> None:
         ("func.func @a() { return }\nfunc.func @b() { return }", None, "2 public functions: @a, @b", "main"),
         ("func.func @main(%x: tensor<f32>) -> tensor<f16> { return %x : tensor<f32> }", "line 1", "type", ""),
         ("module {} \x01", "line 1:11", "unexpected character", ""),
-        ("module attributes {mhlo.num_replicas = 0 : i32} {func.func @main() { return }}", None, "= 0", "1"),
+        ("module attributes {mhlo.num_replicas = 0 : i32} {func.func @main() { return }}", None, "is 0", "1"),
         ('module attributes {mhlo.num_replicas = "x"} {func.func @main() { return }}', None, "integer", "1"),
     ],
 )
