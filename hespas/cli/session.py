@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Collection, Generator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from traceback import extract_tb
 from types import FrameType
 from typing import NoReturn
 
@@ -118,11 +119,17 @@ def _report_failure(error: BaseException, source: str, reads: _Paths, writes: _P
             lines = [f"error: {str(error).removesuffix(hint).removesuffix(chr(10))}", hint]
     else:
         lines = [
-            f"internal error: {type(error).__name__}: {clipped(str(error))}",
+            f"internal error: {type(error).__name__}: {clipped(str(error))}{_raised_at(error)}",
             "  try: run again with --debug and report the output",
         ]
     print_message(lines)
     return exit_code(error)
+
+
+def _raised_at(error: BaseException) -> str:
+    """Return the file and line that raised an error, in brackets. The file may be of a plug-in."""
+    frames = extract_tb(error.__traceback__)
+    return f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
 
 
 def _system_refusal(error: OSError, source: str, reads: _Paths, writes: _Paths) -> HespasError | None:

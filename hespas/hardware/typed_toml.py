@@ -19,6 +19,7 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, cast, get_args, get_origin, get_type_hints
 
 from msgspec import Meta, Struct, ValidationError, convert
+from msgspec.structs import fields as struct_fields
 
 from hespas.files.documents import read_toml
 from hespas.graph.errors import FormatError, clipped
@@ -217,7 +218,10 @@ def _translated(
     example = _extra(fields[name], "unknown") or _KINDS[bare][2]
     if bare is Literal:
         example = f'"{get_args(fields[name])[0]}"'
-    return toml_error(path, inside + name, "missing key", f"add {name} = {example}; {file_example}")
+    required = [field.name for field in struct_fields(kind) if field.required]
+    others = [key for key in required if key not in value and key != name]
+    rest = f"; also missing: {', '.join(others)}" if others else ""
+    return toml_error(path, inside + name, "missing key", f"add {name} = {example}{rest}; {file_example}")
 
 
 _KINDS: Mapping[object, tuple[str, str, str]] = {

@@ -505,6 +505,7 @@ def test_what_the_system_refuses_of_the_users_files_is_no_bug_of_ours(
     assert done.exit_code == code, done.output
     assert (f"error: {tmp_path / name}: Permission denied\n  try: " in done.stderr) == (code != 70)
     assert ("internal error: PermissionError" in done.stderr) == (code == 70)
+    assert (f" ({__file__}, line " in done.stderr) == (code == 70)  # the line that raised it
 
 
 def test_a_file_that_an_option_names_in_its_parts_is_the_users(

@@ -152,6 +152,13 @@ def test_fault_names_file_key_and_expectation(
     assert expected in error.message
 
 
+def test_all_missing_keys_of_a_row_are_listed(tmp_path: Path) -> None:
+    error = _load(tmp_path, GOOD.replace("capacity_bytes = 1024, bandwidth_bytes_per_s = 1e12, ", "", 1))
+    assert error.position == "memories[0].capacity_bytes"
+    assert error.hint
+    assert "add capacity_bytes = -1; also missing: bandwidth_bytes_per_s; " in error.hint
+
+
 def test_typing_error_in_a_key_is_pointed_out(tmp_path: Path) -> None:
     error = _load(tmp_path, GOOD.replace("units = 4", "units = 4\nalliases = []"))
     assert error.hint == "did you mean 'aliases'?"
