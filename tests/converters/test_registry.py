@@ -140,7 +140,7 @@ FAILING = replace(PLUGIN, name="broken", sniff=fails)
         ("ABSENT", "AttributeError: module .* has no attribute 'ABSENT'"),
         ("NO_FORMAT", "the entry point is a object, not a Format"),
         ("WITHOUT_SUFFIXES", "TypeError: can only join an iterable"),
-        ("OF_ANOTHER_NAME", "has another name, 'chakra'"),
+        ("OF_ANOTHER_NAME", "the registered format has another name, 'chakra'"),
         ("FAILING", "AttributeError: no such attribute"),
     ],
 )

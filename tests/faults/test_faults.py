@@ -148,7 +148,7 @@ def test_what_cannot_be_read_again_is_told_of_the_input(
     words = every_conversion(tmp_path, "p.csv")
     done = CliRunner().invoke(convert_app, words)
     assert (done.exit_code, f"error: {words[0]}: " in done.stderr) == (4, True), done.output
-    assert "'ops-table' cannot hold this so that it is read again: the table has no rows" in done.stderr
+    assert "file could not be read again: the table has no rows" in done.stderr
     assert (tmp_path / "p.csv").read_text() == "old"
 
 
