@@ -54,12 +54,13 @@ _CONVERT, _WIDE_BITS = "convert", 32
 
 
 def as_run_on(graph: OpGraph, device: Device, diagnostics: Diagnostics) -> OpGraph:
-    """Return the graph as ``device`` executes it, with the element types in which its products are computed.
+    """Return the graph as ``device`` executes it: with the element types in which the device computes the
+    matmuls.
 
-    Programs compiled for a CPU convert narrow values to f32 before products (see
-    :data:`~hespas.graph.SOURCE_DTYPE`). Other devices multiply the narrow values without conversions. Types
-    without matrix units on the device are multiplied in a wider type. GPUs without TF32 units, or with faster
-    f32, multiply f32 in IEEE f32.
+    Programs compiled for a CPU convert narrow values to f32 before matmuls (see
+    :data:`~hespas.graph.SOURCE_DTYPE`). Other devices multiply the narrow values without conversions. If the
+    device has no matrix units for a type, matmuls run in a wider type. GPUs without TF32 units, or whose f32
+    units are faster, multiply f32 in IEEE f32.
     """
     return _in_own_types(_as_written(graph, device, diagnostics), device, diagnostics)
 
@@ -92,8 +93,8 @@ def warn_of_tf32(metadata: Mapping[str, str], device: Device, where: str, diagno
 
 
 def _converted_types(graph: OpGraph, device: Device) -> tuple[dict[str, str], BoolArray]:
-    """Return the element types that ``device`` has no matrix units for, each with the wider type in which it
-    is multiplied, and a mask of the nodes that multiply them.
+    """Return the element types for which ``device`` has no matrix units, each with the wider type in which
+    the device multiplies it. Also return a mask of the nodes with matmuls of these types.
     """
     table, heads = graph.contractions, graph.op_class == int(OpClass.ATTENTION)
     lhs, rhs = (_wider_codes(device)[column] for column in (table.lhs, table.rhs))
@@ -106,8 +107,9 @@ def _converted_types(graph: OpGraph, device: Device) -> tuple[dict[str, str], Bo
 
 
 def _wider_codes(device: Device) -> NDArray[np.int16]:
-    """Return an array that maps each element type code to the code of the wider type in which ``device``
-    multiplies it, or to -1 if no conversion is needed. The last entry is for an unknown type (index -1).
+    """Return an array that maps the code of an element type to the code of the wider type in which ``device``
+    multiplies it (-1: no conversion is needed). The additional last entry is for an unknown type, whose code
+    is -1.
     """
     codes = np.full(len(DTYPES) + 1, -1, np.int16)
     for code, entry in enumerate(DTYPES):
@@ -117,8 +119,8 @@ def _wider_codes(device: Device) -> NDArray[np.int16]:
 
 
 def _in_own_types(graph: OpGraph, device: Device, diagnostics: Diagnostics) -> OpGraph:
-    """Return the graph with the operand types of its products replaced by types that ``device`` has units
-    for. The stored operands keep their types, so memory traffic does not change.
+    """Return the graph with the operand types of matmuls replaced by types for which ``device`` has matrix
+    units. The stored operands keep their types, so memory traffic does not change.
     """
     changes, nodes = _converted_types(graph, device)
     for name, wider in changes.items():
@@ -162,8 +164,8 @@ def _rounds_to_tf32(device: Device) -> bool:
 
 
 def _as_written(graph: OpGraph, device: Device, diagnostics: Diagnostics) -> OpGraph:
-    """Return the graph with products in the narrow types of the source program. A CPU compiler may have
-    widened them to f32; its conversions are removed.
+    """Return the graph with matmuls in the narrow element types of the source program. A CPU compiler may
+    have widened them to f32; the conversions that it added are removed.
     """
     key = {row for row in np.unique(graph.extra.key).tolist() if graph.strings[row] == SOURCE_DTYPE}
     rows = np.flatnonzero(np.isin(graph.extra.key, list(key)) & (graph.extra.node >= 0)).tolist()
@@ -210,9 +212,10 @@ def apply_estimate(
 ) -> OpGraph:
     """Return a graph with the durations of ``estimate``; ``graph`` itself is not changed.
 
-    A node without an estimate keeps its own duration (a measured one, for example). ``missing`` applies to
-    nodes without any: ``error`` raises ``UnsupportedError`` with the operations, ``warn`` leaves NaN,
-    ``zero`` sets 0; both report to ``diagnostics``. Raises ``UsageError`` for another policy. O(nodes).
+    A node without an estimate keeps its duration in ``graph`` (a measured one, for example). ``missing``
+    applies to nodes that have neither: ``error`` raises ``UnsupportedError`` with the operations, ``warn``
+    leaves NaN, ``zero`` sets 0. Both ``warn`` and ``zero`` report the nodes to ``diagnostics``. Raises
+    ``UsageError`` for another policy. O(nodes).
     """
     if missing not in MISSING_POLICIES:
         raise UsageError(
@@ -287,8 +290,8 @@ def _settle(
     missing: MissingPolicy,
     diagnostics: Diagnostics,
 ) -> NDArray[np.float64]:
-    """Apply the policy ``missing`` (keep unknown, error, or 0) to the nodes in the mask ``unknown``, and
-    return the new durations.
+    """Apply the policy ``missing`` to the nodes in the mask ``unknown`` and return the new durations.
+    ``error`` raises ``UnsupportedError``, ``warn`` leaves the durations unknown, ``zero`` sets them to 0.
     """
     count = int(unknown.sum())
     listed = _operations(graph, unknown)
@@ -311,8 +314,8 @@ def _settle(
 
 
 def _operations(graph: OpGraph, nodes: NDArray[np.bool_]) -> str:
-    """Return text for a message that lists the operation names of some nodes with their counts, most frequent
-    first, and the location of the first node.
+    """Return text for an error or warning: the names of the operations in the mask ``nodes`` with their
+    counts, most frequent first, and the location of the first node.
     """
     rows = Counter[int](graph.op_id[nodes].tolist())
     parts: list[str] = []

@@ -37,8 +37,8 @@ _AS_FITTED = 0.5
 class Calibrated:
     """Estimator that predicts times with the fitted formulas of a device.
 
-    ``chip_wide``: use the device's overall fit for kinds of operations that have no fit. ``num_ranks``: size
-    of collectives over all ranks where the graph does not state one (-1: unknown).
+    ``chip_wide``: use the device's overall fit for kinds of operations that have no fit. ``num_ranks``:
+    number of ranks in collectives over all ranks, for graphs that do not state it (-1: unknown).
     """
 
     chip_wide: bool = True
@@ -75,8 +75,8 @@ class Calibrated:
         return Prediction.of(self.name, *within_roof(columns, ops, device))
 
     def _carried_over(self, device: Device, labels: tuple[str, str, str, str]) -> _FitSelection | None:
-        """Return the fits of the measured TPU for a class of operations, applied with the data-sheet rates of
-        another TPU; None if ``device`` is not another TPU.
+        """Return the fits of TPU-v4 for a class of operations, to be applied with the data-sheet rates of
+        ``device``; None if ``device`` is not another TPU, or without such fits.
         """
         if device.kind != "tpu" or device.name == _MEASURED_TPU:
             return None
@@ -103,12 +103,12 @@ _WIDEST = 4.0
 def _without_quantizing(
     fit: Fit, ops: Operations, index: FitIndex, report: tuple[str, Diagnostics]
 ) -> FloatArray:
-    """Return the time and its 5 % and 95 % bounds [ns] of products that need no quantising kernels, from a
-    fit that includes these kernels.
+    """Return the time and its 5 % and 95 % bounds [ns] of matmuls that need no quantising kernels, from a fit
+    that includes these kernels.
 
     Serving libraries take 16-bit activations, compute a scale, convert the activations and multiply. The
-    measured tables have the sum of these kernels. The fitted times of computing the scale and converting are
-    subtracted.
+    measured tables have the sum of the times of these kernels. The fitted times of computing the scale and of
+    converting are subtracted.
     """
     location, findings = report
     batch, m, n, k = (ops.dim(name) for name in ("batch", "m", "n", "k"))
@@ -190,12 +190,12 @@ the MI100).
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _FitSelection:
-    """Fits for a class of operations in order of preference. Each operation uses the first fit whose fitted
-    sizes include its own.
+    """Fits for a class of operations in order of preference. Each operation uses the first fit that was
+    fitted on a range of sizes with the size of the operation.
 
-    ``scheme`` is the number format of the fits. ``quantizing`` is true if the fits include kernels that
-    quantise the activations and the operation does not need them. ``assumed`` is the code and text of the
-    diagnostic to report; it is empty if the fits are of the same class.
+    ``scheme`` is the number format of the fits. ``quantizing`` is True if the fits include kernels that
+    quantise the activations and the operations do not need these kernels. ``assumed`` is the code and the
+    text of a diagnostic, for fits of another class of operations (empty: same class).
     """
 
     fits: tuple[Fit, ...]
@@ -284,9 +284,9 @@ class FitIndex:
 
         An operation without a variant is assumed to run the kernel of a framework. It uses, in this order:
         the fit of a kernel that all devices of the vendor have in common, a fit of kernels recorded in
-        programs on this device, and a fit of a measured table in the requested number format. Fits of the
-        same operation are tried before fits of its kind. The last choices are fits that include quantising
-        kernels, and the fit of the whole chip.
+        programs on this device, and a fit of a measured table in the requested number format. For each, fits
+        of the same operation are tried before fits of its kind. The last choices are fits that include
+        quantising kernels, and then the fit of the whole chip.
         """
         names = (op, ANY) if op != ANY else (ANY,)
         if not variant and scheme and (selection := self._common_kernel(kind, names, scheme)):
@@ -313,9 +313,8 @@ class FitIndex:
         return _FitSelection(fits=fits, scheme=scheme, assumed=("calibrated.chip-wide", text))
 
     def _common_kernel(self, kind: str, names: Sequence[str], scheme: str) -> _FitSelection | None:
-        """Return the fit of the kernel that all devices of the vendor have in common for this operation. If
-        the device has its own measured fit of that kernel, return its own fit. Return None without a
-        common kernel.
+        """Return the fit for an operation whose kernel all devices of the vendor have in common. A measured
+        fit of this device comes before the common fit. Return None if the operation has no common kernel.
         """
         distance = fits_distance(self.device)
         for name in names if distance else ():
@@ -328,11 +327,11 @@ class FitIndex:
         return None
 
     def _own_kernel(self, kind: str, op: str, scheme: str) -> _FitSelection | None:
-        """Return the device's measured fits of an operation for which the vendor has a common kernel; None
-        without one.
+        """Return the device's measured fits of an operation for which the vendor has a common kernel; None if
+        it has none.
 
-        Fits of times from device events include the launch by the host, so their start is limited to the
-        start of the common fit.
+        Fits of times from device events include the launch by the host. Therefore their start is limited to
+        the start of the common fit.
         """
         common = self.common.get((kind, op)) or self.common.get((kind, ANY))
         if common is None or kind not in _OWN_FIRST:

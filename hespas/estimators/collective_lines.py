@@ -59,8 +59,8 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class CollectiveLine:
-    """Time of a collective as a piecewise linear function of the message size. ``knees_bytes`` rise; there is
-    one more rate than knees.
+    """Time of a collective as a piecewise linear function of the message size: a start ``t0_ns``, and one
+    rate per segment. ``knees_bytes`` are the ascending message sizes between the segments.
     """
 
     t0_ns: float
@@ -74,10 +74,11 @@ class CollectiveLine:
 
 
 class StartAndMoved(NamedTuple):
-    """Times [ns] of messages, split into the start and the movement of bytes, each of shape ``(messages,)``.
+    """Times [ns] of messages, split into the start of the collective and the movement of bytes, each of shape
+    ``(messages,)``.
 
-    ``doublings`` is the distance from the nearest measured layout, in doublings of the number of ranks or
-    nodes.
+    ``doublings`` is the distance from the nearest measured layout: log2 of the ratio of the numbers of ranks
+    (or nodes).
     """
 
     start_ns: FloatArray
@@ -113,9 +114,9 @@ class CollectiveLines:
     """Fitted lines of one collective operation on ``device``, one for each measured layout of ranks.
 
     The fit covers messages of ``least`` to ``most`` bytes. ``usual_growth`` is the relative growth of the
-    start per doubling of ranks, used where one number of ranks was measured (NaN: the default of the
-    operation). If ``rises``, a collective over more ranks of a node never takes less time than over fewer
-    ranks for the same buffer.
+    start per doubling of ranks. It is used if only one number of ranks was measured (NaN: the default of the
+    operation). ``rises`` is True if a collective in a node never takes less time over more ranks than over
+    fewer ranks, for the same buffer.
     """
 
     op: str
@@ -127,8 +128,9 @@ class CollectiveLines:
     rises: bool = True
 
     def inside(self, layout: RankLayout, message_bytes: FloatArray) -> FloatArray | None:
-        """Return the time on a measured layout of ranks, or interpolate between fewer and more ranks on the
-        same number of nodes. Return None for any other layout.
+        """Return the time of messages on a layout of ranks that was measured, or that lies between a measured
+        layout with fewer and one with more ranks on the same number of nodes (interpolated). Return None for
+        any other layout.
         """
         if layout in self.by_layout:
             return self._time_ns(layout, message_bytes)
@@ -162,8 +164,9 @@ class CollectiveLines:
         return min((_doublings(other, layout) for other in same_nodes), default=inf)
 
     def carried(self, layout: RankLayout, message_bytes: FloatArray, device: Device) -> StartAndMoved | None:
-        """Return the time on ``layout`` of ``device``, extrapolated from the nearest measured layout. Layouts
-        within one node are extrapolated from such layouts only, and layouts across nodes likewise.
+        """Return the time of messages on ``layout`` of ``device``, extrapolated from the nearest measured
+        layout. Layouts within one node are extrapolated only from layouts within one node, and layouts across
+        nodes only from layouts across nodes.
         """
         similar = [other for other in self.by_layout if (other.nodes > 1) == (layout.nodes > 1)]
         if not similar:
@@ -216,8 +219,8 @@ class CollectiveLines:
         return time
 
     def _of_line(self, layout: RankLayout, message_bytes: FloatArray) -> FloatArray:
-        """Return the time of messages by the line of one layout. Beyond ``most`` bytes, a byte costs at most
-        the average of the bytes up to that size.
+        """Return the time of messages by the line of one measured layout. For a message of more than ``most``
+        bytes, each further byte takes at most the average time per byte of a message of ``most`` bytes.
         """
         line = self.by_layout[layout]
         inside = line.time_ns(np.minimum(message_bytes, self.most))
@@ -227,8 +230,9 @@ class CollectiveLines:
         return inside + np.maximum(message_bytes - self.most, 0.0) * rate
 
     def _as_whole(self, near: RankLayout, layout: RankLayout, message_bytes: FloatArray) -> FloatArray:
-        """Return the message size on ``near`` that has the same whole buffer as the message on ``layout``.
-        The message of an all-gather is one rank's shard, so its size depends on the number of ranks.
+        """Return the size that a message on the layout ``near`` must have, so that the whole buffer of the
+        collective is as large as on ``layout``. The message of an all-gather is the shard of one rank, so its
+        size depends on the number of ranks.
         """
         return message_bytes * layout.ranks / near.ranks if self.op == "all_gather" else message_bytes
 
@@ -245,8 +249,8 @@ class CollectiveLines:
         return min(max((ratio - 1) / levels, 0.0), _MOST_GROWTH) if levels > 0 else _MOST_GROWTH
 
     def _slower(self, near: RankLayout, layout: RankLayout, device: Device) -> float:
-        """Return by how much the link of ``near``, on which times were measured, is faster than the link that
-        ``layout`` uses on ``device`` (ratio of bandwidths).
+        """Return the factor by which bytes take longer on ``layout`` of ``device`` than on the measured
+        layout ``near``: the ratio of the bandwidths of the two links. 1 if a link is unknown.
         """
         measured, link = link_of(self.device, near), link_of(device, layout)
         if measured is None or link is None:
@@ -270,8 +274,9 @@ def _whole_share(op: str, ranks: float) -> float:
 
 
 def basis(message_bytes: FloatArray, knees_bytes: Iterable[float]) -> FloatArray:
-    """Return the columns by which the parameters of a line are multiplied: 1 for the start, then the bytes of
-    each message in each segment. Shape ``(messages, segments + 1)``.
+    """Return the matrix that is multiplied by the parameters of a line to obtain times. The first column is 1
+    (for the start), the others are the bytes of each message in each segment. Shape ``(messages, segments +
+    1)``.
     """
     edges = (0.0, *knees_bytes, inf)
     parts = [np.clip(message_bytes, low, high) - low for low, high in pairwise(edges)]
@@ -343,8 +348,8 @@ def widened(times: FloatArray, spread: Spread, count: FloatArray | float = 1.0) 
 
 
 def wiring_of(device: Device, layout: RankLayout) -> str:
-    """Return the kind of connection between the ranks of a layout: ``switch``, ``mesh`` (other links between
-    devices) or ``host`` inside a node, ``nodes`` across nodes.
+    """Return the kind of connection between the ranks of a layout. Inside a node it is ``switch``, ``mesh``
+    (other links between devices) or ``host``; across nodes it is ``nodes``.
     """
     if layout.nodes > 1:
         return "nodes"

@@ -113,8 +113,8 @@ _LL_ACROSS_NODES = (22.5, 19.0)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tuned:
-    """Times by NCCL's tuning model, columns of shape ``(ops,)``: the time [ns] (NaN if the model does not
-    apply) and the selected algorithm.
+    """Times of collectives by NCCL's tuning model; columns of shape ``(ops,)``. ``duration_ns`` is NaN if the
+    model does not apply. ``algorithm`` is the algorithm that the model selects.
     """
 
     duration_ns: FloatArray
@@ -146,8 +146,8 @@ def tuned_times(op: str, ranks: FloatArray, nodes: FloatArray, message: FloatArr
     """Return the times of a collective by NCCL's tuning model, for columns of ranks, nodes and message sizes
     (bytes by Chakra's definition).
 
-    They are NaN for devices without NCCL, operations that it does not tune, and links that the device does
-    not state.
+    Times are NaN for devices without NCCL, for operations that NCCL does not tune, and if the device file
+    does not state the links.
     """
     generation = _generation(device)
     up = device.link("scale_up") or device.link("pcie")
@@ -274,8 +274,8 @@ class RankLayout:
 
 
 def sent_share(op: str, ranks: float) -> float:
-    """Return the bytes that one of ``ranks`` sends for each byte of its message (Chakra's definition), within
-    one level of the network.
+    """Return the number of bytes that each of ``ranks`` ranks sends per byte of its message (Chakra's
+    definition), inside one level of the network.
     """
     peers = max(ranks - 1, 0.0)
     if op == "all_gather":
@@ -343,8 +343,8 @@ def _inner_share(op: str, layout: RankLayout, device: Device) -> float:
 def fill_ns(
     op: str, layout: RankLayout, message_bytes: FloatArray, bandwidth_bytes_per_s: float
 ) -> FloatArray:
-    """Return the time until the network has delivered the first bytes that a collective library keeps in
-    flight. The links inside a node cannot start earlier.
+    """Return the time until the network has delivered the first bytes of each message, as many as a
+    collective library sends ahead. The links inside a node cannot start earlier.
 
     ``bandwidth_bytes_per_s`` is the rate of the network interface of one rank.
     """

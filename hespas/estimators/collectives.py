@@ -128,8 +128,8 @@ class _CollectiveRequest:
     """One collective operation on one layout of ranks, with message sizes ``message_bytes`` of shape
     ``(messages,)``.
 
-    ``variant`` names a library and its version. If it is empty, ``library`` is a part of that name to look
-    for.
+    ``variant`` names the library and its version. If it is empty, ``library`` selects fits whose library name
+    contains this text.
     """
 
     op: str
@@ -163,11 +163,13 @@ class _CollectiveTimes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Collectives:
-    """Estimator of collectives. ``library``: the library whose fits are used if operations name none (``nccl
-    2.29.2``, a part is enough; empty: the device's default). ``tuned``: false leaves collectives without a
-    fit of the device unknown. ``num_ranks``: size of collectives over all ranks where the graph states none
-    (-1: unknown). ``reference_devices``: shipped devices whose fits may be transferred. ``clusters``: false
-    ignores lines across nodes.
+    """Estimator of collectives.
+
+    ``library``: communication library for operations that do not name one (``nccl 2.29.2``, or a part of the
+    name; empty: the default of the device). ``tuned``: use other models for collectives that were not fitted
+    on the device; false leaves them unknown. ``num_ranks``: number of ranks in collectives over all ranks,
+    for graphs that do not state it (-1: unknown). ``reference_devices``: shipped devices whose fits may be
+    used for another device. ``clusters``: use fits across nodes; false ignores them.
     """
 
     library: str = ""
@@ -234,8 +236,8 @@ class Collectives:
         return times
 
     def _times(self, request: _CollectiveRequest) -> _CollectiveTimes | None:
-        """Return the times on one layout. Times of an all-reduce, its reduce-scatter and its all-gather are
-        made consistent. Return None if unknown.
+        """Return the times on one layout, None if they are unknown. An all-reduce is a reduce-scatter and an
+        all-gather, so the times of these three operations are made consistent with each other.
         """
         single = self._single(request)
         is_named = bool(request.variant or request.library)
@@ -290,10 +292,10 @@ class Collectives:
 
     def _from_elsewhere(self, request: _CollectiveRequest) -> _CollectiveTimes | None:
         """Return times for a layout that was not measured on this device: from other layouts, other devices
-        or the links.
+        or the data of the links.
 
-        A collective that spans several nodes or domains takes at least as long as its part inside one of
-        them, after the network has delivered the first bytes.
+        A collective that spans several nodes (or domains of the links) takes at least as long as the same
+        collective inside one node, plus the time until the network has delivered the first bytes.
         """
         answer = (
             _by_carrying(request)
@@ -325,8 +327,9 @@ class Collectives:
         """Return the times of the nearest reference devices, scaled to the links of this device; None without
         reference devices.
 
-        Networks belong to a cluster. Across nodes only siblings (devices of the same generation with equal
-        links) are therefore used, except for permutes, which have no other model.
+        Networks between nodes differ between clusters. Therefore collectives across nodes use only siblings
+        (devices of the same generation with equal links). Permutes use any reference device, because they
+        have no other model.
         """
         near = reference_devices_of(request.device, request.layout, self.reference_devices)
         relations = RELATIONS if request.layout.nodes == 1 or request.op == "permute" else RELATIONS[:1]
@@ -339,8 +342,8 @@ class Collectives:
 
 
 def _layouts(ops: Operations, device: Device) -> Iterator[tuple[RankLayout, IntArray]]:
-    """Yield each distinct layout of more than one rank, with the rows that have it. If the ranks per node are
-    not stated, as few nodes as the scale-up domain allows are assumed.
+    """Yield each distinct layout of more than one rank, with the rows of ``ops`` that have it. If the number
+    of ranks per node is not stated, the ranks are assumed to fill as few nodes as the scale-up domain allows.
     """
     ranks, per_node = ops.dim("ranks"), ops.dim("ranks_per_node")
     link = device.link("scale_up")
@@ -356,11 +359,11 @@ def _layouts(ops: Operations, device: Device) -> Iterator[tuple[RankLayout, IntA
 
 
 def _preferred(fits: Iterable[Fit], scheme: str, library: str, *, exact: bool) -> list[Fit]:
-    """Return the fits that may cover a request, the best first.
+    """Return the fits that may be used for a request, the best first.
 
-    Order: the requested number format, a format of the same width, then any (a collective moves bytes). Ties
-    are resolved by the default fit, then by the number of samples. A framework's own kernels are used only if
-    ``library`` names them or nothing else was fitted.
+    Fits of the requested number format come first, then formats of the same width, then all others (a
+    collective only moves bytes). Ties are resolved by the default fit, then by the number of samples. Kernels
+    of a framework are used only if ``library`` names them or no other fit exists.
     """
     wide = _bits(scheme)
     matching = [fit for fit in fits if fit.form == SEGMENTS]
@@ -405,8 +408,8 @@ def _transferable(request: _CollectiveRequest, device: Device) -> list[Fit]:
 
 
 def _applicable_lines(request: _CollectiveRequest, fit: Fit, device: Device) -> CollectiveLines:
-    """Return the lines of a fit that may be used. If the request names no library, only lines that agree with
-    the links of ``device`` are included.
+    """Return the lines of a fit that may be used for a request. If the request names no library, lines that
+    disagree with the stated links of ``device`` are removed.
     """
     lines = request.cache.lines(fit, device)
     if request.variant or request.library:
@@ -420,8 +423,9 @@ def _applicable_lines(request: _CollectiveRequest, fit: Fit, device: Device) -> 
 
 
 def _is_on_stated_links(lines: CollectiveLines, layout: RankLayout, device: Device) -> bool:
-    """Return True if the measured time of the largest message is consistent with the links that the device
-    states. The links' own model and its interval decide.
+    """Return True if the measured time of the largest message agrees with the links in the device file: it is
+    at most the time of the link model, multiplied by the model's uncertainty. Always True for switches and
+    meshes inside a node.
     """
     wiring = wiring_of(device, layout)
     if lines.most == inf or wiring in ("switch", "mesh"):
@@ -442,8 +446,8 @@ def _is_on_stated_links(lines: CollectiveLines, layout: RankLayout, device: Devi
 
 
 def _by_fit(request: _CollectiveRequest) -> _CollectiveTimes | None:
-    """Return the times by a fit of the device that covers the layout of ranks, or has layouts on both sides
-    of it; None without such a fit.
+    """Return the times by a fit of the device that has the layout of ranks, or has layouts with fewer and
+    with more ranks; None without such a fit.
     """
     for fit in _exact(request, request.device):
         lines = _applicable_lines(request, fit, request.device)
@@ -456,8 +460,8 @@ def _by_fit(request: _CollectiveRequest) -> _CollectiveTimes | None:
 
 
 def _by_carrying(request: _CollectiveRequest) -> _CollectiveTimes | None:
-    """Return the times by a fit of the device, extrapolated to the layout or taken from another release of
-    the library; None without one.
+    """Return the times by a fit of the device, extrapolated to the layout, or by a fit of another release of
+    the library; None if the device has neither.
     """
     for fit in (*_exact(request, request.device), *_transferable(request, request.device)):
         lines = _applicable_lines(request, fit, request.device)
@@ -492,7 +496,8 @@ def _beyond(times: FloatArray, lines: CollectiveLines, request: _CollectiveReque
 def reference_devices_of(
     device: Device, layout: RankLayout, names: Iterable[str] = MEASURED
 ) -> list[tuple[str, str]]:
-    """Return the names of the measured devices that may replace ``device``, each with its relation to it.
+    """Return the names of measured devices whose fits may be used for ``device``, each with its relation to
+    ``device``.
 
     A ``sibling`` has the same vendor, generation and link speed. A ``family`` device has links of the same
     kind and topology from the same vendor. ``link data`` is any other device with links of the same kind.
@@ -537,11 +542,12 @@ def _by_other(request: _CollectiveRequest, other: Device) -> StartAndMoved | Non
 def _of_references(
     request: _CollectiveRequest, relation: str, by_name: Mapping[str, StartAndMoved]
 ) -> _CollectiveTimes:
-    """Return the geometric mean of the times by the reference devices in ``by_name``, each generation counted
-    once.
+    """Return the geometric mean of the times by the reference devices in ``by_name``. All devices of one
+    generation together count as one.
 
-    For relations other than ``sibling`` the result is the mean of these times and NCCL's own model. On the
-    measured devices this mean has smaller errors (medians 15-27 %) than either of them (15-41 and 16-32 %).
+    For relations other than ``sibling``, the result is the mean of this time and the time of NCCL's tuning
+    model. On the measured devices the median error of this mean is 15-27 %. It is 15-41 % for the references
+    alone and 16-32 % for the model alone.
     """
     families: dict[str, list[FloatArray]] = {}
     for name, parts in by_name.items():
@@ -560,8 +566,8 @@ def _of_references(
 
 
 def _of_host(request: _CollectiveRequest) -> Spread:
-    """Return the uncertainty that the use of host links by several ranks adds. It is 0 for two ranks, which
-    share no host link with others.
+    """Return the additional uncertainty of ranks that are connected through the host. It is 0 for two ranks,
+    because they share their host links with no other rank.
     """
     is_pair = request.wiring == "host" and request.layout.ranks == 2
     return Spread(0.0, 0.0) if is_pair else OF_HOST[request.wiring]

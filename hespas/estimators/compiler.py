@@ -34,8 +34,8 @@ _MOST_CYCLES = 1e12
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compiler:
-    """Estimator that converts the cycles which XLA for TPUs writes into a program to time. ``clock_ghz``:
-    clock of the cycles (0: the device's clock).
+    """Estimator that converts cycle counts to time. XLA for TPUs writes these counts into the program.
+    ``clock_ghz``: clock rate of the cycles (0: the device's clock rate).
     """
 
     clock_ghz: float = 0.0

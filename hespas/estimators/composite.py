@@ -183,19 +183,20 @@ _DEFAULT = Order(default=split_order(DEFAULT_ORDER), kinds=dict.fromkeys(KINDS_B
 
 
 def least_better(rows: float) -> float:
-    """Return the factor by which an error measured on ``rows`` held-out rows must be below another error to
-    count as better. Fewer rows give a smaller factor.
+    """Return the required ratio of two errors: an error counts as better only if it is below another one by
+    this factor. It is smaller if the error was measured on fewer held-out ``rows``, because it is then less
+    certain.
     """
     return 1.0 - float(max(rows, 2.0) ** -0.5)
 
 
 @dataclass(slots=True)
 class _HeldOutErrors:
-    """Errors of the estimators for one kind and number format, as a user's device file and its model cards
-    state them.
+    """Errors of the estimators for one kind of operation and number format, as stated in a user's device file
+    and in the cards of its learned models.
 
-    ``errors`` maps an estimator to pairs of an error and the number of held-out rows it was measured on.
-    ``own`` are the estimators that the device file adds.
+    ``errors`` maps an estimator to pairs: an error, and the number of held-out rows on which it was measured.
+    ``own`` lists the estimators that the device file adds.
     """
 
     errors: dict[str, list[tuple[float, float]]] = field(default_factory=dict[str, list[tuple[float, float]]])
@@ -207,12 +208,13 @@ class _HeldOutErrors:
             self.errors.setdefault(estimator, []).append((error, rows))
 
     def order(self) -> list[str]:
-        """Return the estimators, the best first: own estimators without a known error, then all others by
-        error.
+        """Return the estimators, the best first. Estimators of the device file without a known error come
+        first, then all others by error.
 
         An estimator of the device file comes before the shipped models only if its error is lower by more
-        than the uncertainty of so few rows. Fits of a part of the rows come after a learned model of all
-        rows, and shipped models with an error above :data:`_LARGE_ERROR` come last.
+        than the uncertainty of the error. If the fits of the file were tested on only a small share of the
+        rows, they come after a learned model that was tested on all of them. Shipped models with an error
+        above :data:`_LARGE_ERROR` come last.
         """
         mean: dict[str, float] = {}
         rows = {estimator: sum(count for _, count in pairs) for estimator, pairs in self.errors.items()}
@@ -232,9 +234,9 @@ class _HeldOutErrors:
 class _DeviceOrder:
     """Default order of estimators for one device. Estimators of a user's device file come first.
 
-    ``fitted`` are the kinds of operations whose fits in the device file come first. ``learned`` are the kinds
-    with learned models in it. ``by_error`` are orders by kind and number format, where the file states
-    errors.
+    ``fitted`` are the kinds of operations for which the device file has fits that come first. ``learned`` are
+    the kinds for which it has learned models. ``by_error`` has the order for each kind and number format
+    whose errors the file states.
     """
 
     fitted: frozenset[str]
@@ -298,8 +300,8 @@ class _DeviceOrder:
 
 
 class _DispatchRound(NamedTuple):
-    """One call of an estimator by ``composite``: its index, a mask of the operations that it predicts, and
-    True if no other estimator follows.
+    """One call of an estimator by ``composite``. ``model`` is the index of the estimator, ``rows`` a mask of
+    the operations that it predicts. ``is_last`` is True if no other estimator follows.
     """
 
     model: int
@@ -315,8 +317,9 @@ _MOST_KNOWN = 64
 class _Dispatch:
     """Estimators for one device, and the order in which they are tried for each class of operations.
 
-    ``plan`` is an order that the user states. If ``device_order`` is given, it is used in its place, and
-    predictions of products are adjusted to programs (:func:`~hespas.estimators.kernels.as_programs_run`).
+    ``plan`` is an order that the user states. If ``device_order`` is given, it replaces ``plan``, and
+    predicted times of matmuls are converted from benchmarks to programs
+    (:func:`~hespas.estimators.kernels.as_programs_run`).
     """
 
     spellings: tuple[str, ...]
@@ -392,10 +395,10 @@ class _Dispatch:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _FilledTimes:
-    """Predicted times while estimators fill them in.
+    """Predicted times, which one estimator after the other fills in.
 
-    ``times`` are times with intervals of shape ``(3, rows)``. Each row has the index of its estimator and a
-    code of the resource that bounds it, of shape ``(rows,)``.
+    ``times`` are times with intervals, shape ``(3, rows)``. ``estimator`` is the index of the estimator that
+    predicted a row, ``bound`` the code of the resource that limits it, both of shape ``(rows,)``.
     """
 
     times: FloatArray
@@ -420,8 +423,9 @@ class _FilledTimes:
 
 
 def _forward(reported: Diagnostics, diagnostics: Diagnostics, *, is_last: bool) -> None:
-    """Forward the diagnostics of an estimator. If another estimator follows, messages about uncovered
-    operations become information; errors and assumptions keep their severity.
+    """Forward the diagnostics of one estimator to ``diagnostics``. If another estimator follows, messages
+    about operations without an estimate get the severity information. Errors and assumptions keep their
+    severity.
     """
     if is_last:
         diagnostics.extend(reported)
@@ -440,12 +444,12 @@ def _forward(reported: Diagnostics, diagnostics: Diagnostics, *, is_last: bool) 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Composite:
-    """Estimator that dispatches each operation to the first estimator that covers it.
+    """Estimator that uses for each operation the first of several estimators that covers it.
 
-    ``order``: spellings of estimators, joined by ``+``; empty: the default order, which is best on devval and
-    on recorded programs. ``path``: a TOML file with a list ``order`` and lists by kind of operation in
-    ``kinds``, in place of ``order``. ``num_ranks``: size of collectives over all ranks where the graph states
-    none (-1: unknown).
+    ``order``: names of estimators with options, joined by ``+`` (empty: the default order, which had the
+    lowest errors on the split ``devval`` and on recorded programs). ``path``: a TOML file that replaces
+    ``order``, with a list ``order`` and lists by kind of operation in ``kinds``. ``num_ranks``: number of
+    ranks in collectives over all ranks, for graphs that do not state it (-1: unknown).
     """
 
     order: str = ""
@@ -529,8 +533,8 @@ class Composite:
         )
 
     def predict(self, ops: Operations, device: Device, diagnostics: Diagnostics | None = None) -> Prediction:
-        """Return the time of one execution of each operation, by the first model that covers it; models that
-        need a graph are skipped.
+        """Return the time of one execution of each operation, from the first estimator that covers it.
+        Estimators that need a graph are skipped.
         """
         diagnostics = Diagnostics() if diagnostics is None else diagnostics
         distinct, index = ops.distinct()

@@ -64,8 +64,8 @@ class Configuration:
     """Settings for the prediction of a step time.
 
     ``estimator`` is a name in the registry, with options. ``host_issue_ns`` is the time that the host needs
-    to launch one kernel (0: the step is launched as a whole). ``beside`` is the share by which kernels are
-    slower during communication (NaN: use the values by kernel and collective of
+    to launch one kernel (0: the step is launched as a whole). ``beside`` is the relative slowdown of kernels
+    that run during communication, such as 0.1 (NaN: use the values by kernel and collective of
     :mod:`hespas.simulator.interference`).
     """
 
@@ -117,17 +117,17 @@ def host_issue_ns(facts: StepFacts, device: Device) -> float:
 
 
 def beside_share(device: Device) -> float:
-    """Return the share by which kernels of a training step are slower while the device communicates, because
-    both use its compute units and memory.
+    """Return the relative slowdown of kernels of a training step while the device communicates, such as 0.1
+    for 10 %. Both share the compute units and the memory of the device.
     """
     return _SLOWDOWN.get(device.kind, 0.0)
 
 
 def training_estimator(facts: StepFacts, device: Device, base: str, num_ranks: int) -> Estimator:
-    """Return the estimator of training steps on top of ``base``, with options derived from the facts of a
-    step.
+    """Return the estimator of training steps that uses ``base`` for times without a published rate. Its
+    options are derived from the facts of a step.
 
-    If ``base`` is already an estimator of training steps, the options that it names are kept.
+    If ``base`` is itself an estimator of training steps, its stated options are kept.
     """
     if base.partition(":")[0] == "training":
         model = load_estimator(_training_spelling(facts, device, base))

@@ -45,11 +45,13 @@ Values = Mapping[str, float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parameter:
-    """Positive parameter of a form. ``start``, ``low`` and ``high`` are the initial value and the bounds of
-    its fit; ``width`` is the expected distance from the initial value in ln units.
+    """Positive parameter of a form (:class:`Form`). ``start``, ``low`` and ``high`` are the initial value and
+    the bounds of a fit. ``width`` is the expected distance of the fitted value from the initial value, as a
+    natural logarithm of the ratio.
 
-    ``varies`` is false for parameters that are set before the fit and do not change in it. ``absent`` is the
-    value in fits made before the parameter existed (NaN: all fits have it). Shares of a peak are at most 1.
+    ``varies`` is False for parameters that are set before the fit and not changed by it. ``absent`` is the
+    value for older fits that do not have the parameter (NaN: all fits have it). Parameters that are shares of
+    a peak are at most 1.
     """
 
     name: str
@@ -63,14 +65,16 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineRates:
-    """Rates of a device for one number format; NaN where the device file states none.
+    """Rates of a device for one number format, the inputs of a form. NaN if the device file does not state a
+    rate.
 
-    ``cache_bytes`` is the size of the largest cache, ``cache_rate`` the ratio of its bandwidth to the main
-    memory's. ``vector_elements`` is the width of loads and matrix units: shorter or unaligned rows waste a
-    part of it. ``quantizes``: separate kernels convert the activations to the number format of the product.
-    ``lane_flops_per_ns`` is the f32 rate of the vector units, which compute addresses and conversions in any
-    format. ``array``: matrix units that are systolic arrays. ``tiles``: the device stores tensors in whole
-    tiles (:mod:`hespas.operations.tiles`).
+    ``cache_bytes`` is the size of the largest cache, ``cache_rate`` the ratio of its bandwidth to the
+    bandwidth of the main memory. ``vector_elements`` is the width of loads and matrix units; rows that are
+    shorter or not aligned use only a part of it. ``quantizes`` is True if separate kernels convert the
+    activations to the number format of the matmul. ``lane_flops_per_ns`` is the f32 rate of the vector units,
+    which compute addresses and conversions for every format. ``array`` describes matrix units that are
+    systolic arrays. ``tiles`` is True if the device stores tensors in whole tiles
+    (:mod:`hespas.operations.tiles`).
     """
 
     flops_per_ns: float
@@ -90,11 +94,12 @@ class MachineRates:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Form:
-    """Formula that computes the time of operations from their sizes and fitted parameters.
+    """Formula (form) that computes the time of operations from their sizes and fitted parameters.
 
-    ``columns`` derives inputs from the operations once; ``time_ns`` is called for each trial of parameters.
-    ``dims`` are the dimensions whose range limits where a fit is valid. ``choices`` are alternative values of
-    parameters that do not vary; a fit tries all of them and keeps the best.
+    ``columns`` computes the inputs of the formula from the operations, once per fit. ``time_ns`` is called
+    for each trial of parameters. ``dims`` are the sizes of an operation whose fitted range limits the
+    validity of a fit. ``choices`` are alternative values of parameters that do not vary; a fit tries all
+    alternatives and uses the best.
     """
 
     name: str
@@ -137,8 +142,8 @@ def machine_of(device: Device, kind: str, scheme: str) -> MachineRates:
 def soft_max(sharpness: float, *times: FloatArray) -> FloatArray:
     """Return a time between the longest of ``times`` and their sum, which models partly overlapping work.
 
-    The norm of order ``1 + sharpness``: 0 adds the times (no overlap), infinity takes the longest (full
-    overlap).
+    It is the norm of order ``1 + sharpness``. A sharpness of 0 adds the times (no overlap), infinity takes
+    the longest (full overlap).
     """
     order = 1 + sharpness
     scale = np.maximum(reduce(np.maximum, times), 1e-300)

@@ -375,8 +375,8 @@ _STEP = 32.0
 
 @cache
 def _candidates(wide: bool) -> FloatArray:
-    """Return the tile shapes and numbers of splits that a matrix product kernel may use: rows, columns,
-    splits. Shape (3, candidates, 1).
+    """Return the tile shapes and split counts from which a matmul kernel may choose, as rows, columns and
+    splits. Shape ``(3, candidates, 1)``.
     """
     tiles, splits = (_WIDE_TILES, _WIDE_SPLITS) if wide else (_TILES, _SPLITS)
     every = [(*map(int, tile.split("x")), split) for tile, split in product(tiles.split(), splits)]
@@ -483,8 +483,8 @@ _PRODUCTS = Form(
 
 
 def _passes_flops(ops: Operations, machine: MachineRates) -> FloatArray:
-    """Return the FLOPs that a systolic array spends on each product, with unfilled blocks, filling and
-    draining. The best operand to hold in the array is assumed.
+    """Return the FLOPs that a systolic array could do in the time of each matmul, including unfilled blocks
+    and the cycles to fill and drain the array. The stationary operand is the one with the lowest result.
     """
     batch, m, n, k = (ops.dim(name) for name in ("batch", "m", "n", "k"))
     array = machine.array
@@ -571,9 +571,9 @@ FORMS_OF_KIND: Mapping[str, tuple[Form, ...]] = MappingProxyType(
 
 
 def forms_for(kind: str, machine: MachineRates) -> tuple[Form, ...]:
-    """Return the forms that a fit of a kind of operation chooses from. Products on systolic arrays use the
-    form with passes over the arrays. Within the fitted sizes waves of tiles are as accurate, beyond them
-    less.
+    """Return the forms (formulas) that a fit of a kind of operation may choose from. For matmuls on systolic
+    arrays it is the form that counts passes over the arrays. The form that counts waves of tiles is equally
+    accurate within the fitted sizes, but less accurate beyond them.
     """
     forms = FORMS_OF_KIND.get(kind, ())
     return (ARRAYS,) if _PRODUCTS in forms and machine.array is not None else forms
@@ -588,8 +588,8 @@ _CHUNK = 2048
 
 
 def form_time_ns(form: Form, values: Values, ops: Operations, machine: MachineRates) -> FloatArray:
-    """Return the time of operations of one number format [ns] by a form with parameters ``values``; NaN if a
-    size or a rate is unknown.
+    """Return the time [ns] that a form with the parameters ``values`` predicts for operations of one number
+    format; NaN if a size or a rate is unknown.
 
     O(ops), in chunks that fit the processor's cache.
     """

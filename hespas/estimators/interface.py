@@ -44,13 +44,13 @@ __all__ = [
 
 @runtime_checkable
 class Estimator(Protocol):
-    """A model of time: a frozen dataclass whose fields are its options.
+    """Protocol of an estimator: a frozen dataclass whose fields are its options.
 
-    Nodes that it does not cover get NaN, never 0. Nodes without cost get 0, and no others do.
+    Nodes that the estimator does not cover get NaN, never 0. Zero-cost nodes, and no others, get 0.
 
-    A class that runs no program and executes no workload declares ``inert_options``, a frozenset with the
-    names of those text options that name no file, program or estimator. Input files may name such a class
-    with these options, numbers and booleans; all other classes and options need the user's permission
+    ``inert_options`` is a frozenset of text options that name no file, program or estimator. A class declares
+    it if it runs no program and does not execute the workload. Input files may name such a class with these
+    options and with numbers and booleans. All other classes and options need the user's permission
     (:func:`~hespas.estimators.registry.check_stated_estimator`).
     """
 
@@ -62,15 +62,15 @@ class Estimator(Protocol):
     def estimate(self, graph: OpGraph, device: Device, diagnostics: Diagnostics | None = None) -> Estimate:
         """Return the time of one execution of each node on ``device``; ``graph`` is not changed.
 
-        ``diagnostics`` receives the nodes without an estimate, with reasons, and the assumptions behind the
-        others.
+        ``diagnostics`` receives the nodes without an estimate, with reasons, and the assumptions of the other
+        estimates.
         """
         ...
 
 
 class Availability(NamedTuple):
-    """Availability of other software that an estimator needs. ``detail`` is the version or the reason,
-    ``install`` the command that installs it.
+    """Availability of the software that an estimator needs. ``detail`` is the installed version, or the
+    reason why it is not available. ``install`` is the command that installs it.
     """
 
     is_available: bool
@@ -183,8 +183,8 @@ def with_option(model: Estimator, name: str, default: object, value: object) -> 
 
 
 def for_job(model: Estimator, num_ranks: int) -> Estimator:
-    """Return a copy of the model for a job of ``num_ranks`` ranks (-1: unknown), which is the size of
-    collectives without a stated group. Models without the option ``num_ranks`` are returned unchanged.
+    """Return a copy of the model for a job of ``num_ranks`` ranks (-1: unknown). Collectives without a stated
+    group have this number of ranks. Models without the option ``num_ranks`` are returned unchanged.
     """
     return with_option(model, "num_ranks", -1, num_ranks)
 
@@ -207,8 +207,8 @@ def with_bands(fit: Fit, time_ns: FloatArray, widening: FloatArray | float = 1.0
 
 
 def operations_on(graph: OpGraph, device: Device, *, num_ranks: int = -1) -> Operations:
-    """Return the nodes of a graph as a table of operations. Collectives and messages get the number of their
-    ranks per node of ``device``. O(nodes).
+    """Return the nodes of a graph as a table of operations. For collectives and messages the table also has
+    the number of their ranks in one node of ``device``. O(nodes).
     """
     ops = operations_of(graph, num_ranks=num_ranks, tiled=device.kind == "tpu")
     table, messages = graph.collectives, graph.p2p
@@ -287,8 +287,8 @@ def predict_with(
 
 
 def _impossible_row(model: object, duration_ns: FloatArray) -> int:
-    """Return the first row with a negative or infinite time, -1 without one. Models of this package are not
-    checked: they are tested, and very large sizes may overflow to infinity.
+    """Return the first row with a negative or infinite time, or -1. Always -1 for models of this package:
+    they are tested, and their times may overflow to infinity for very large sizes.
     """
     if type(model).__module__.partition(".")[0] == __name__.partition(".")[0]:
         return -1
@@ -336,8 +336,8 @@ def prediction_of_rows(
     """Return the prediction of a model for each row of ``ops``.
 
     Equal operations are estimated once, in blocks, so that the memory does not grow with the table.
-    ``distinct`` is an optional pair: the first row of each group of equal operations, and the group of each
-    row. It saves time if the caller has it already.
+    ``distinct`` is optional and saves time if the caller has it: the first row of each group of equal
+    operations, and the index of the group of each row.
     """
     first, index = distinct or ops.distinct_rows()
     blocks = [

@@ -180,10 +180,10 @@ _START_NS = 4000.0
 
 
 def ragged_share(ops: Operations, device: Device) -> FloatArray:
-    """Return the share of the cost of single-element loads that each product pays, shape ``(ops,)``.
+    """Return the share of the cost of single-element loads that applies to each matmul, shape ``(ops,)``.
 
-    It is 1 where the length of a row (n or k) is not a multiple of half a vector of 16 bytes, 0.5 where it is
-    a multiple of half a vector but not of a whole one, and 0 otherwise.
+    A full vector has 16 bytes. The share is 1 if a row length (n or k) is not a multiple of half a vector. It
+    is 0.5 if it is a multiple of half a vector but not of a whole one, and 0 otherwise.
     """
     vectors = [machine_of(device, PRODUCT_KIND, scheme).vector_elements for scheme in ops.scheme.names]
     vector = np.nan_to_num(np.array([*vectors, 1.0])[ops.scheme.row], nan=1.0)
@@ -196,10 +196,11 @@ def ragged_share(ops: Operations, device: Device) -> FloatArray:
 
 
 def product_time_ns(values: Mapping[str, float], benchmark_ns: FloatArray, ragged: FloatArray) -> FloatArray:
-    """Return the time of products in a program [ns], from their time in a benchmark.
+    """Convert benchmark times of matmuls to their times in a program [ns].
 
-    ``values`` are the form's parameters by name. Its ``ragged`` is the extra cost of single-element loads, as
-    a share of the benchmark time; a product pays the part that :func:`ragged_share` returns.
+    ``values`` are the fitted parameters ``start_ns``, ``scale`` and ``ragged``: the extra cost of
+    single-element loads, as a share of the benchmark time above 4 us. The argument ``ragged`` is the part of
+    this cost that applies to each matmul, from :func:`ragged_share`.
     """
     loads = ragged * np.maximum(benchmark_ns - _START_NS, 0.0)
     return values["start_ns"] + values["scale"] * (benchmark_ns + values["ragged"] * loads)
@@ -208,12 +209,12 @@ def product_time_ns(values: Mapping[str, float], benchmark_ns: FloatArray, ragge
 def as_programs_run(
     prediction: Prediction, ops: Operations, device: Device, diagnostics: Diagnostics | None = None
 ) -> Prediction:
-    """Return predictions in which benchmark times of products are converted to their times in programs on
+    """Return predictions in which benchmark times of matmuls are converted to their times in programs on
     ``device``.
 
-    Only products that name no library are converted. The conversion was fitted to recordings of the device,
-    or else to recordings of other devices of its vendor; ``diagnostics`` then receives the distance of these
-    devices.
+    Only matmuls that name no library are converted. The conversion was fitted to recordings of the device, or
+    else to recordings of other devices of its vendor. In the second case ``diagnostics`` receives the
+    extrapolation level of the device.
     """
     rows = ops.kind.where(PRODUCT_KIND)
     rows = rows[np.isin(rows, ops.variant.where("")) & ~np.isnan(prediction.duration_ns[rows])]

@@ -84,11 +84,11 @@ _BYTE = 8
 
 
 def contraction_rate(table: ContractionTable, device: Device) -> FloatArray:
-    """Return the FLOP/s of each row of the table, shape ``(rows,)``; NaN if the device has no rate for the
-    operand types.
+    """Return the FLOP/s of each matmul or convolution in the table, shape ``(rows,)``; NaN if the device has
+    no rate for the operand types.
 
-    The two operand types decide (:func:`~hespas.hardware.product_peak`). The accumulator type matters only if
-    the device has several rates for these operands.
+    The rate depends on the two operand types (:func:`~hespas.hardware.product_peak`). It depends on the
+    accumulator type only if the device has several rates for these operands.
     """
     choices, index = contraction_choices(table, device)
     rates = [nan if choice is None else choice.flops_per_s for choice in choices]
@@ -120,7 +120,7 @@ def contraction_choices(
 
 
 def stored_bytes(graph: OpGraph, device: Device) -> FloatArray:
-    """Return the bytes read plus written per execution on this device, shape ``(nodes,)``.
+    """Return the bytes that each node reads and writes per execution on this device, shape ``(nodes,)``.
 
     A graph counts elements of less than a byte as packed. If the device stores such an element in a whole
     byte, the traffic of a node grows in proportion to the storage of its operands and results.
@@ -164,8 +164,9 @@ class Efficiencies:
     """Efficiencies of a device by operation class and element type, as tables of shape ``(classes, types +
     1)``. The last column is for an unknown type.
 
-    ``compute`` and ``memory`` are fractions of the peak, ``overhead_ns`` is the time before the work starts.
-    The ``op_class`` in a hardware file is a name of :class:`~hespas.graph.opgraph.OpClass` in lower case.
+    ``compute`` and ``memory`` are fractions of the peak rates. ``overhead_ns`` is the time before the work
+    starts. ``op_class`` in a hardware file is the lower-case name of an
+    :class:`~hespas.graph.opgraph.OpClass`.
     """
 
     compute: FloatArray
@@ -254,12 +255,14 @@ _CACHE_MARGIN = 1.3
 
 
 def roof_ns(ops: Operations, device: Device) -> FloatArray:
-    """Return the least time of each operation on a device [ns], shape ``(ops,)``; 0 where it is unknown.
+    """Return the shortest possible time of each operation on a device [ns], shape ``(ops,)``; 0 if it is
+    unknown.
 
-    It is the longest of: its arithmetic at the dense peak (for convolutions after fast algorithms), its bytes
-    beyond the largest cache at the bandwidth of the main memory, and all its bytes at the bandwidth of that
-    cache if the file states it, since operands that an earlier operation left there are not read from memory.
-    The experts of a mixture that are hit are unknown: they count as one token's experts. O(ops).
+    It is the longest of three times: the arithmetic at the dense peak (for convolutions after fast
+    algorithms), the bytes beyond the size of the largest cache at the bandwidth of the main memory, and all
+    bytes at the bandwidth of that cache, if the device file states it. Bytes that fit the cache may have been
+    left there by an earlier operation, so they do not count as memory traffic. The number of experts that
+    receive tokens is unknown, so only the experts of one token are counted. O(ops).
     """
     kinds = np.array([name in MATRIX_KINDS for name in ops.kind.names], np.bool_)[ops.kind.row]
     rates = np.array(
@@ -302,8 +305,8 @@ def within_roof(times_ns: FloatArray, ops: Operations, device: Device) -> FloatA
 class StepEnergy:
     """Energy of one step on one rank [J]; NaN if unknown.
 
-    ``at_least_j`` is the energy of the parts for which the device file has figures; ``at_tdp_j`` is the
-    energy of the board at its thermal design power ``tdp_w`` [W] for the time of the step.
+    ``at_least_j`` is a lower bound: the energy of the components for which the device file has figures.
+    ``at_tdp_j`` is the step time multiplied by the thermal design power of the board, ``tdp_w`` [W].
     """
 
     at_least_j: Figure
@@ -353,8 +356,8 @@ _MOST_GROUPS = 1 << 22
 class _TrafficRule(NamedTuple):
     """Traffic of a collective of N ranks with a payload of S bytes.
 
-    A rank sends ``(per_share (N-1)/N + per_peer (N-1) + whole) S`` bytes. The other fields give the number of
-    latencies of the ring and of the tree algorithm.
+    A rank sends ``(per_share (N-1)/N + per_peer (N-1) + whole) S`` bytes. A ring has ``ring_hops`` latencies
+    for each of its N - 1 hops. A tree has ``tree_levels`` latencies per level and ``tree_steps`` more.
     """
 
     per_share: float
@@ -384,11 +387,11 @@ _RULES: dict[CollectiveKind, _TrafficRule] = {
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NetworkCosts:
-    """Times of collectives or messages, one row each: the node, the time without launch overhead, and the
-    reason for a missing time.
+    """Times of collectives or messages, one row each, without launch overhead. ``node`` is the node of a row.
 
-    ``duration_ns`` is NaN for ``no_group``, ``no_link`` or an unknown size. ``local`` marks rows that use no
-    network (groups of one rank, messages without a receiver): their time is 0.
+    ``duration_ns`` is NaN if the group is unknown (``no_group``), if the device has no link (``no_link``), or
+    if the size is unknown. ``local`` is True for rows that use no network (groups of one rank, messages
+    without a receiver): their time is 0.
     """
 
     node: NDArray[np.int32]
@@ -411,9 +414,10 @@ def _choose_link(device: Device, fits: bool) -> Link | None:
 
 
 def _domain(device: Device) -> int:
-    """Return the number of devices that the scale-up links connect: 1 without such a link, -1 for no limit.
+    """Return the number of devices that the scale-up links connect: 1 for a device with only a scale-out
+    network, -1 for no limit.
 
-    A device that only has links to its host reaches all others through it.
+    A device that only has links to its host reaches all other devices through the host.
     """
     link = device.link("scale_up")
     if link is None:
@@ -453,11 +457,11 @@ def _is_ring(link: Link, algorithm: Algorithm) -> bool:
 
 
 def group_ranks_per_node(graph: OpGraph, device: Device, *, num_ranks: int) -> FloatArray:
-    """Return for each group set the largest number of ranks of its first group that share a node, shape
-    ``(group sets + 1,)``.
+    """Return for each group set the number of ranks that share a node, shape ``(group sets + 1,)``. It is the
+    largest number of ranks of the first group that are on one node.
 
-    A node is the device's scale-up domain. If no group leaves a node, the result is the size of the group.
-    The last entry is for the group of all ranks, as in :func:`group_sizes`. O(group sizes).
+    A node is the device's scale-up domain. If every group fits in a node, the result is the size of the
+    group. The last entry is for the group of all ranks, as in :func:`group_sizes`. O(group sizes).
     """
     domain = _domain(device)
     sets: list[GroupSet | None] = [*graph.group_sets]
@@ -477,11 +481,11 @@ def group_ranks_per_node(graph: OpGraph, device: Device, *, num_ranks: int) -> F
 
 
 def message_ranks_per_node(graph: OpGraph, device: Device) -> FloatArray:
-    """Return for each message how many of its two ranks share a node (the device's scale-up domain), shape
-    ``(messages,)``.
+    """Return for each message the number of its two ranks that share a node (the device's scale-up domain),
+    shape ``(messages,)``.
 
-    It is 2 if sender and receiver of every pair are on the same node, else 1. A message without a stated peer
-    leaves the node, as in :func:`message_costs`.
+    It is 2 if the sender and receiver of every pair are on the same node, else 1. A message without a stated
+    peer is assumed to leave the node, as in :func:`message_costs`.
     """
     domain = _domain(device)
     within = np.array([*(_pairs_fit(pairs, domain) for pairs in graph.permutations), False])
@@ -489,9 +493,10 @@ def message_ranks_per_node(graph: OpGraph, device: Device) -> FloatArray:
 
 
 def collective_costs(graph: OpGraph, device: Device, *, num_ranks: int, algorithm: Algorithm) -> NetworkCosts:
-    """Return the time of each collective of a graph (row of the collective table).
+    """Return the time of each collective of a graph, one row per row of the graph's collective table.
 
-    ``num_ranks`` is the size of groups that are not stated (-1: such rows stay unknown). O(rows + groups).
+    ``num_ranks`` is the number of ranks of groups that are not stated (-1: unknown, so the time stays
+    unknown). O(rows + groups).
     """
     table = graph.collectives
     domain = _domain(device)
@@ -542,8 +547,8 @@ def collective_time_ns(
 def _traffic(
     kind: IntArray, payload: FloatArray, members: FloatArray, ring: BoolArray
 ) -> tuple[FloatArray, FloatArray]:
-    """Return the bytes that each rank sends, and the number of network latencies that follow one another;
-    both per row, NaN for kinds without a rule.
+    """Return for each collective the bytes that each rank sends, and the number of network latencies that
+    follow one another. Both are NaN for kinds without a rule.
     """
     rules: FloatArray = np.full((len(CollectiveKind), len(_TrafficRule._fields)), nan)
     for collective, rule in _RULES.items():

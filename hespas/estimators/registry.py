@@ -72,7 +72,8 @@ def estimator_names() -> tuple[str, ...]:
 
 def estimator_factory(name: str) -> Callable[..., object]:
     """Return the function or class that creates an estimator. Raises ``UsageError`` for an unknown name,
-    ``UnsupportedError`` for a broken plug-in, ``InvariantError`` for a broken estimator of this package.
+    ``UnsupportedError`` for a plug-in that cannot be loaded, ``InvariantError`` if an estimator of this
+    package cannot be loaded.
     """
     factory = _TABLE.load(name)
     if not callable(factory):
@@ -88,7 +89,7 @@ def guarded(name: str, use: Callable[[], _Result]) -> _Result:
 
 
 def load_estimator(spelling: str) -> Estimator:
-    """Return the estimator of a spelling such as ``roofline`` or
+    """Return the estimator for a name with options, such as ``roofline`` or
     ``roofline:use_useful_flops=false,sort_passes=4``.
 
     Raises ``UsageError`` for an unknown name or option, or a value of the wrong type.
@@ -139,10 +140,11 @@ def _options(name: str, factory: Callable[..., object], text: str) -> dict[str, 
 
 
 def check_stated_estimator(spelling: str, file: str | Path, position: str) -> None:
-    """Check an estimator that an input file names.
+    """Check an estimator that an input file names, because input files may come from other people.
 
-    Raises ``BoundaryError`` without permission if the estimator runs a program, executes the workload, or has
-    an option that names a file, a program or other estimators. An unknown name passes, since it runs nothing.
+    Raises ``BoundaryError`` without the user's permission if the estimator runs a program, executes the
+    workload, or has an option that names a file, a program or other estimators. An unknown name passes,
+    because nothing is run for it.
     """
     if programs_allowed():
         return
@@ -169,8 +171,8 @@ def check_stated_estimator(spelling: str, file: str | Path, position: str) -> No
 
 
 def _inert_options(factory: object) -> frozenset[str] | None:
-    """Return the ``inert_options`` that a class itself declares, None if it does not. Inherited ones do not
-    count, since a subclass may use an option in another way.
+    """Return the ``inert_options`` that a class itself declares, None if it declares none. Inherited options
+    are ignored, because a subclass may use an option in another way.
     """
     declared = vars(factory).get("inert_options") if isinstance(factory, type) else None
     return cast("frozenset[str]", declared) if isinstance(declared, frozenset) else None
@@ -186,8 +188,8 @@ def named_paths(spelling: str) -> list[Path]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListedEstimator:
-    """Entry in the list of estimators: ``what`` is a one-line description, ``detail`` the version or the
-    reason why it is not available, ``install`` the command that installs it.
+    """Entry in the list of estimators. ``what`` is a one-line description. ``detail`` is the version, or the
+    reason why the estimator is not available. ``install`` is the command that installs it.
     """
 
     name: str

@@ -89,12 +89,12 @@ class ResultCache(Generic[_Result]):
 
     @contextmanager
     def alone(self, wait_s: float, stale_s: float) -> Generator[_Lock]:
-        """Hold the lock of this cache, because two runs that measure times on the same machine disturb each
-        other.
+        """Return a context that holds the lock of this cache. Two runs that measure times on the same machine
+        would disturb each other.
 
-        The lock is a file that only one process can create. Its holder updates the file's time. A lock that
-        was not updated for ``stale_s`` is taken over. Raises ``OutputError`` after ``wait_s``, or if the
-        folder cannot be written.
+        The lock is a file that only one process can create. The process updates the time of the file while it
+        holds the lock. Another process removes a lock that was not updated for ``stale_s``. Raises
+        ``OutputError`` after ``wait_s``, or if the folder cannot be written.
         """
         lock = _Lock(self.folder / "lock", stale_s)
         lock.take(wait_s)

@@ -78,12 +78,13 @@ class _NodeTimes:
 class Roofline:
     """Roofline model; fields are its options.
 
-    ``transcendental_weight``: FLOPs per transcendental. ``use_useful_flops``: exclude products with padding
-    and dilation zeros, as direct kernels do; false counts by the specification. ``sort_passes``: number of
-    transfers of a sort's data. ``compute_efficiency`` and ``memory_efficiency``: shares of the peaks where
-    the hardware file has no fit. ``default_dtype``: element type of nodes that state none (empty: their
-    arithmetic stays unknown). ``num_ranks``: size of collectives over all ranks where the graph states none
-    (-1: unknown). ``algorithm``: latencies of collectives.
+    ``transcendental_weight``: FLOPs per transcendental. ``use_useful_flops``: do not count multiplications by
+    zeros of padding and dilation, as direct kernels avoid them; false counts all, by the specification.
+    ``sort_passes``: number of times that a sort reads and writes its data. ``compute_efficiency`` and
+    ``memory_efficiency``: shares of the peaks if the hardware file has no fit. ``default_dtype``: element
+    type of nodes that do not state one (empty: the time of their arithmetic stays unknown). ``num_ranks``:
+    number of ranks in collectives over all ranks, for graphs that do not state it (-1: unknown).
+    ``algorithm``: algorithm that determines the number of latencies of collectives.
     """
 
     transcendental_weight: float = 8.0
@@ -248,8 +249,8 @@ class Roofline:
         return _NodeTimes(matrix_ns, vector_ns, memory_ns, fits.overhead_ns[graph.op_class, dtype])
 
     def _products(self, graph: OpGraph, device: Device, fits: Efficiencies) -> tuple[FloatArray, FloatArray]:
-        """Return the time of the matrix products and convolutions of each node [ns], and their FLOPs
-        including padding, as the specification counts them.
+        """Return the time of the matmuls and convolutions of each node [ns], and their FLOPs including
+        padding, as the specification counts them.
         """
         table = graph.contractions
         if not len(table):
@@ -268,8 +269,8 @@ class Roofline:
     def _network(
         self, graph: OpGraph, device: Device, overhead_ns: FloatArray, diagnostics: Diagnostics
     ) -> Iterator[tuple[NetworkCosts, FloatArray, NDArray[np.int8]]]:
-        """Yield three columns, first for collectives and then for messages: their cost rows, their times with
-        launch [ns], and the resource that bounds each.
+        """Yield a tuple for all collectives, then one for all messages: the costs, the times including launch
+        [ns], and the code of the resource that limits each.
         """
         collectives = collective_costs(graph, device, num_ranks=self.num_ranks, algorithm=self.algorithm)
         messages = message_costs(graph, device)

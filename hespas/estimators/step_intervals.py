@@ -47,10 +47,11 @@ _COMPARED = frozenset({"composite", "training"})
 
 
 class StepInterval(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Factors on the predicted step time between which 90 % of measured times lie.
+    """Factors on the predicted step time; 90 % of measured times are between ``low`` and ``high`` times the
+    prediction.
 
-    They follow from ``rows`` residuals in ``groups`` groups; ``source`` names the data. ``coverage``,
-    ``width`` (the ratio of the ends) and ``score`` (the interval score of the logarithm) are measured on
+    They were fitted to ``rows`` residuals in ``groups`` groups; ``source`` names the data. ``coverage``,
+    ``width`` (``high`` / ``low``) and ``score`` (the interval score of the logarithm) are measured on
     left-out groups.
     """
 
@@ -91,8 +92,8 @@ def device_level(kind: WorkloadKind, device: Device) -> Level:
 
 
 def step_factors(kind: WorkloadKind, device: Device, estimator: str) -> tuple[float, float]:
-    """Return the factors for the lower and upper end of a step's interval. They are NaN for estimators that
-    were not compared with measurements.
+    """Return the factors on the predicted step time for the lower and upper end of its interval. They are NaN
+    for estimators that were not compared with measurements.
 
     ``estimator`` is the name of an estimator, with options.
     """
@@ -126,10 +127,10 @@ _NOTED = 0.1
 def weighed(
     reported: Diagnostics, workload: Workload, estimates: Sequence[Estimate], hardware: str
 ) -> Diagnostics:
-    """Return the diagnostics of estimators; those on which a tenth of the step time or more depends become
-    warnings.
+    """Return the diagnostics of estimators. A diagnostic becomes a warning if it concerns a tenth of the step
+    time or more.
 
-    If only one model was chosen, it is not a fallback, so its use of the data sheet is not reported.
+    If all times are from one estimator, the user chose it, so its use of the data sheet is not reported.
     """
     by_estimator, of_products, on_data_sheet = _shares(workload, estimates)
     notes: dict[str, str] = {}
@@ -152,8 +153,8 @@ def weighed(
 def _shares(
     workload: Workload, estimates: Sequence[Estimate]
 ) -> tuple[Mapping[str, float], float, Mapping[str, float]]:
-    """Return three shares of the predicted step time: by estimator, of matmuls, and by operation class those
-    that use only the data sheet.
+    """Return shares of the predicted step time: the share of each estimator, the share of matmuls that do not
+    use the data sheet, and for each operation class the share that uses only the data sheet.
     """
     ranks = workload.class_sizes
     by_estimator: defaultdict[str, float] = defaultdict(float)

@@ -43,12 +43,12 @@ _LEAST = 0.01
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
-    """Estimator of training steps.
+    """Estimator of training steps, which uses published rates of matmuls and fused attention.
 
-    ``base``: estimator of all times without a published rate. ``attention``: library of the fused attention
-    (empty: the newest known for the device). ``power_w``: power limit (0: the device file's). ``bandwidth``:
-    bandwidth of the memory relative to the file's. ``fused``: elementwise work is fused, by a compiler or a
-    library. ``num_ranks`` as in :class:`~hespas.estimators.composite.Composite`.
+    ``base``: estimator of all other times. ``attention``: library of the fused attention (empty: the newest
+    one known for the device). ``power_w``: power limit [W] (0: the limit in the device file). ``bandwidth``:
+    ratio of the memory bandwidth to the bandwidth in the device file. ``fused``: elementwise work is fused,
+    by a compiler or a library. ``num_ranks`` is as in :class:`~hespas.estimators.composite.Composite`.
     """
 
     base: str = "composite"
@@ -191,8 +191,8 @@ _FUSED = "scaled_dot_product"
 def _set_attention(
     graph: OpGraph, device: Device, shares: TrainingShares, library: str, times: FloatArray
 ) -> IntArray:
-    """Set the times of fused attention over many queries, in ``times``, by the published shares of a library.
-    Return the changed nodes.
+    """Set the times of fused attention over many queries in ``times``: useful FLOPs divided by the published
+    share of the bf16 peak that the library reaches. Return the changed nodes.
     """
     share = shares.attention_of(library or shares.library)
     nodes = np.flatnonzero((graph.op_class == int(OpClass.ATTENTION)) & ~np.isnan(graph.useful_flops))

@@ -75,10 +75,11 @@ def _size(text: str) -> int:
 
 
 def parse_groups(text: str, ranks: int) -> GroupSet:
-    """Parse the groups of a benchmark; empty text is one group of all ranks.
+    """Parse the option for the groups of a benchmark; empty text is one group of all ranks.
 
-    ``8x4:inner`` or ``8x4:outer`` has ranks in row-major order on a mesh, and groups along its last or first
-    axis; ``2x4x8:0,2`` has groups along axes by number. Raises ``UsageError`` for other text.
+    The text is a mesh and the axes along which groups run, such as ``2x4x8:0,2``. Ranks are in row-major
+    order on the mesh, and axes are numbered from 0. ``inner`` is the last axis and ``outer`` the first:
+    ``8x4:inner`` has eight groups of four ranks. Raises ``UsageError`` for other text.
     """
     if not text:
         return StridedGroups.all_ranks(ranks)
@@ -108,8 +109,8 @@ def _extent(text: str, whole: str) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectiveBenchmark:
-    """Benchmark that runs each collective kind at each size [B], ``repeat`` times. With ``separate``,
-    operations do not depend on each other.
+    """Benchmark that runs each collective kind at each size [B], ``repeat`` times one after another. If
+    ``separate`` is True, operations do not depend on each other.
     """
 
     kinds: tuple[str, ...]
@@ -130,8 +131,8 @@ class CollectiveBenchmark:
         return Account(parameters=0.0, model_flops_per_step=0.0, hardware_flops_per_step=0.0)
 
     def workload(self) -> Workload:
-        """Make a workload of one rank class, or of up to three with ``ping_pong``: ranks that send first,
-        ranks that receive first, and a last rank without a neighbour.
+        """Return the workload of the benchmark. It has one rank class, or up to three for ``ping_pong``:
+        ranks that send first, ranks that receive first, and a last rank without a partner.
         """
         unknown = [kind for kind in self.kinds if kind not in KINDS]
         if unknown or not self.kinds:

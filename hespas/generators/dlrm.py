@@ -30,11 +30,13 @@ Sharding = Literal["table", "row", "column"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DlrmStep(Bounded):
-    """Settings of a step: ``batch`` samples on each rank, ``tables`` of ``rows`` x ``width`` with ``lookups``
-    per sample.
+    """Settings of a training step of DLRM (recommendation model) with ``batch`` samples on each rank. Each of
+    ``tables`` embedding tables has ``rows`` rows of ``width`` elements, and ``lookups`` rows are read per
+    sample.
 
-    ``bottom`` lists the widths from the dense features up to the layer before ``width``; ``top`` the widths
-    before the last layer, which has width 1.
+    ``bottom`` lists the widths of the bottom MLP, from the dense features up to its last hidden layer; the
+    result has ``width`` elements. ``top`` lists the widths of the top MLP without the last layer, which has
+    width 1.
     """
 
     ranks: int = 8
@@ -208,8 +210,9 @@ class _DlrmWriter:
         return grad
 
     def _exchange(self, name: str, direction: str, source: int) -> int:
-        """Add the communication of the embedding tables in one direction: indices to the ranks that store
-        their rows, pooled rows to the ranks of their samples, or gradients back to the rows.
+        """Add the communication of the embedding tables in one ``direction``. It sends indices to the ranks
+        that store the rows, pooled rows to the ranks of the samples, or gradients back to the ranks of the
+        rows.
         """
         step = self.step
         if step.ranks == 1:

@@ -25,8 +25,8 @@ _MOST_NODES = 64
 
 
 def origins_of(graph: OpGraph) -> Mapping[int, int]:
-    """Return the node that computes the result of each call: call node to node in the called body. Calls with
-    several results are not included. If that node is a call too, its own origin is returned.
+    """Return a map from call nodes to the node in the called body that computes the result. If that node is a
+    call too, its own entry is followed. Calls with several results are not included.
     """
     kinds: list[int] = graph.regions.kind.tolist()
     parents: list[int] = graph.regions.parent.tolist()
@@ -51,13 +51,13 @@ def origins_of(graph: OpGraph) -> Mapping[int, int]:
 def copies_of(
     graph: OpGraph, origins: Mapping[int, int], turned: Callable[[int], int]
 ) -> Mapping[int, frozenset[int]]:
-    """Return the products whose operand is copied into another order: product to the nodes that are fused
-    into its copy.
+    """Return the matmuls whose operand the compiler copies into another memory order. Each is mapped to the
+    nodes that are fused into this copy.
 
-    ``turned`` returns the producer of the operand that a product copies, or -1. Cheap nodes whose results
-    only products and the copy use are fused. If another product reads the result of such a node in its stored
-    order, the node is computed twice: for that product and in the copy. If only products with copies use it,
-    it is computed once.
+    ``turned`` returns the producer of the operand that a matmul copies, or -1. A cheap node is fused if only
+    matmuls and the copy use its result. If another matmul reads the result in its stored order, the node is
+    computed twice: for that matmul and in the copy. If only matmuls with copies use the result, the node is
+    computed once.
     """
     classes: list[int] = graph.op_class.tolist()
     starts = {

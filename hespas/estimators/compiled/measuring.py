@@ -53,10 +53,11 @@ class UnitTimings(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnitMeasurement:
-    """Settings of a measurement.
+    """Settings for timing units (small programs, see :mod:`hespas.estimators.compiled.units`).
 
-    ``toolchain`` is the compiler, ``repeats`` the number of samples, ``timeout_s`` the limit per unit,
-    ``folder`` the folder of saved results, ``devices`` the number of devices that run a unit at once.
+    ``toolchain`` is the compiler. ``repeats`` is the number of samples per unit, ``timeout_s`` the time limit
+    per unit. ``folder`` is the folder of saved results. ``devices`` is the number of devices that run a unit
+    at once. ``command`` starts the measuring process.
     """
 
     toolchain: str
@@ -67,8 +68,8 @@ class UnitMeasurement:
     command: tuple[str, ...] = ()
 
     def run(self, units: Sequence[Unit], progress: Progress | None = None) -> UnitTimings:
-        """Return a timing of each unit. If a program fails, its timing has the reason. Timeouts are not
-        saved.
+        """Return the timing of each unit. If a program fails or exceeds the time limit, the timing has the
+        reason. Timings of programs that exceed the limit are not saved.
 
         Raises ``UnsupportedError`` if the compiler does not start, ``OutputError`` if the folder cannot be
         written.
@@ -202,8 +203,9 @@ class WorkerSession:
 
 
 class TimingJob(msgspec.Struct, frozen=True, kw_only=True):
-    """Two programs to time: one with the work and one with the empty loop around it, with the types of their
-    arguments. Programs that are not ``looped`` have no loop and are called repeatedly.
+    """Two programs to time, with the types of their arguments: ``program`` repeats the work in a loop,
+    ``baseline`` is the same loop without the work. If ``looped`` is false, the programs have no loop and are
+    called repeatedly.
     """
 
     program: str

@@ -38,12 +38,13 @@ _MOST_DEVICES = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _CompiledEstimator:
-    """Base of estimators that compile and time regions of a program, and the options that they share.
+    """Base class of estimators that compile and time regions of a program. Fields are their common options.
 
     ``region``: ``fused`` (chains of elementwise work with their consumer, as compilers fuse them) or ``op``.
-    ``repeats``: samples per region. ``timeout_s``: limit for one region. ``cache``: folder of saved results
-    (empty: the user's cache). ``failed``: treat a region that does not compile or run as an ``error``, or as
-    ``unknown``. ``progress`` receives the number of measured regions and of all regions.
+    ``repeats``: samples per region. ``timeout_s``: time limit for one region. ``cache``: folder of saved
+    results (empty: the user's cache). ``failed``: treat a region that does not compile or run as an
+    ``error``, or as ``unknown``. ``progress`` is called with the number of measured regions and of all
+    regions.
     """
 
     region: str = "fused"
@@ -95,11 +96,11 @@ class _CompiledEstimator:
         return Availability(not missing, why, f"pip install 'hespas[{cls.extra}]'" if missing else "")
 
     def estimate(self, graph: OpGraph, device: Device, diagnostics: Diagnostics | None = None) -> Estimate:
-        """Return the time of one execution of each node; members of a region share its time by the bytes they
-        move.
+        """Return the time of one execution of each node. The time of a region is divided among its nodes in
+        proportion to the bytes they move.
 
-        Raises ``MissingExtraError`` without the compiler, and ``UnsupportedError`` with its message if a
-        region fails (unless ``failed`` is ``unknown``).
+        Raises ``MissingExtraError`` without the compiler, and ``UnsupportedError`` with the compiler's
+        message if a region fails (unless ``failed`` is ``unknown``).
         """
         findings = Diagnostics() if diagnostics is None else diagnostics
         units = units_of(graph, fused=self.region == "fused", devices=self._at_once)

@@ -60,8 +60,8 @@ class Unit(NamedTuple):
 
 
 def renewed_argument(unit: Unit) -> int:
-    """Return the index of the argument in which the timing loop changes one element per iteration: the
-    largest suitable one, or -1 without one.
+    """Return the index of the argument in which the timing loop changes one element per iteration, so that no
+    work can be hoisted out of the loop. It is the largest suitable argument; -1 if there is none.
     """
     suitable = [
         index
@@ -142,8 +142,8 @@ def call_text(unit: Unit) -> str:
 
 
 def _renewal(unit: Unit, index: int) -> list[str]:
-    """Return the lines that write the iteration number into the first element of argument ``index``, so that
-    no iteration equals another.
+    """Return the StableHLO lines that write the iteration number into the first element of argument
+    ``index``, so that the operands differ between iterations.
     """
     if index < 0:
         return []
@@ -169,8 +169,9 @@ class _CountedResults(NamedTuple):
 
 
 def _counted(unit: Unit, renewed: int) -> _CountedResults:
-    """Return the lines and names of the results. If no argument changes between iterations, the iteration
-    number is added to the first result, so that the compiler cannot compute it once for all iterations.
+    """Return StableHLO lines to add to a unit, and the names of its results. If no argument changes between
+    iterations, the lines add the iteration number to the first result, so that the compiler cannot compute
+    the result once for all iterations.
     """
     names = [value.name for value in unit.results]
     if renewed >= 0 or not unit.results or unit.results[0].type.element.kind not in _RENEWED:
@@ -239,8 +240,8 @@ _COMMUNICATION = (int(NodeKind.COLLECTIVE), int(NodeKind.PERMUTE))
 
 
 class GraphUnits(NamedTuple):
-    """Units (programs to time) of a graph, each distinct one once, and the nodes whose time each unit
-    measures. Also counts, by name, the operations without a unit.
+    """Units (programs to time, see the module) of a graph, without duplicates. ``members`` has the nodes
+    whose time each unit measures. ``uncovered`` counts by name the operations that no unit measures.
     """
 
     units: tuple[Unit, ...]
@@ -252,11 +253,12 @@ class GraphUnits(NamedTuple):
 
 
 def units_of(graph: OpGraph, *, fused: bool, devices: int = 1) -> GraphUnits:
-    """Return the units of all nodes that take time.
+    """Return the units (programs to time) that cover all nodes that take time.
 
-    ``fused``: chains of elementwise work join their consumer, as compilers fuse them. ``devices``: number of
-    devices that run a unit together. A collective is included only if there are several devices and all of
-    its groups are within them. O(nodes + edges), in Python: compilation takes longer.
+    ``fused``: chains of elementwise work are in one unit with their consumer, as compilers fuse them.
+    ``devices``: number of devices that run a unit together. A collective is included only if there are
+    several devices and all of its groups are within them. O(nodes + edges), in Python, which is fast relative
+    to compilation.
     """
     writer = _UnitWriter(graph, devices)
     wanted = writer.wanted
@@ -277,8 +279,8 @@ def units_of(graph: OpGraph, *, fused: bool, devices: int = 1) -> GraphUnits:
 
 
 def _groups(graph: OpGraph, writer: _UnitWriter) -> Iterator[tuple[int, ...]]:
-    """Yield groups of nodes that are compiled and timed as one unit, each with its last node at the end. A
-    producer with a single consumer joins that consumer's group.
+    """Yield groups of nodes that are compiled and timed as one unit; the last node of a group is its
+    consumer. A producer is in the group of its consumer if it has only one.
     """
     uses: list[int] = np.bincount(graph.data_deps.values, minlength=len(graph)).tolist()
     pinned = np.zeros(len(graph), np.bool_)
@@ -339,8 +341,8 @@ class _UnitText:
 
 
 class _RepeatedNodes(NamedTuple):
-    """Nodes outside a unit that are computed again inside it, because compilers duplicate them: cheap
-    producers up to ``steps`` nodes back, and the nodes in ``copy``.
+    """Nodes that are computed inside a unit although other units compute them too, because compilers
+    duplicate them: cheap producers up to ``steps`` nodes back, and the nodes in ``copy``.
     """
 
     steps: int = 0
@@ -422,8 +424,8 @@ class _UnitWriter:
     def _operation(
         self, node: int, operands: Sequence[Value], results: Sequence[Tensor], names: Iterator[int]
     ) -> tuple[list[str], tuple[Value, ...]] | None:
-        """Return the lines of a node and its result values. Groups, permutations and FLOPs of the graph
-        supply attributes that the types do not determine.
+        """Return the StableHLO lines of a node and its result values. Attributes that the operand types do
+        not determine are derived from the groups, permutations and FLOPs of the graph.
         """
         op = self.names[self.op[node]]
         types, made = tuple(operand.type for operand in operands), tuple(results)
@@ -450,8 +452,8 @@ class _UnitWriter:
     def _convolution(
         self, node: int, types: tuple[Tensor, ...], results: tuple[Tensor, ...]
     ) -> Operator | None:
-        """Return a convolution with the same total FLOPs and the same useful FLOPs (without padding) as the
-        node; None if none was found.
+        """Return a function that writes a convolution with the same total FLOPs and the same useful FLOPs
+        (without padding) as the node; None if there is none.
         """
         if len(types) != 2 or len(results) != 1:
             return None
@@ -467,8 +469,8 @@ class _UnitWriter:
     def _pool(
         self, op: str, node: int, types: tuple[Tensor, ...], results: tuple[Tensor, ...]
     ) -> Operator | None:
-        """Return a window operation whose window size follows from the FLOPs of the node: a window of n
-        elements takes n - 1 operations per result.
+        """Return a function that writes a window operation such as max pooling. Its window size is derived
+        from the FLOPs of the node: a window of n elements takes n - 1 operations per result.
         """
         flops = float(self.graph.flops[node])
         if op == "reduce_window":
@@ -492,8 +494,10 @@ class _UnitWriter:
         inside: frozenset[int],
         repeats: _RepeatedNodes,
     ) -> tuple[Value, ...]:
-        """Return the value to write for each operand of ``node``. The producers of the node are assigned in
-        order, each to the first free operand of its type. Other operands become arguments of the unit.
+        """Return the value to write for each operand of ``node``. ``wanted`` are the operand types.
+
+        Each operand is computed by the first producer of its type that no earlier operand uses. If that
+        producer is outside the unit and is not repeated in it, the operand becomes an argument of the unit.
         """
         left = list(self.deps[node])
         bound: list[Value] = []
@@ -513,8 +517,9 @@ class _UnitWriter:
         return tuple(bound)
 
     def _repeats(self, producer: int, repeats: _RepeatedNodes) -> _RepeatedNodes | None:
-        """Return the nodes that may be computed again inside the unit in front of ``producer``, which is
-        outside of it. Return None if its result becomes an argument instead.
+        """Return the nodes that may be repeated in the unit before ``producer``, if ``producer`` (outside the
+        unit) is itself repeated in it. Return None if the result of ``producer`` becomes an argument of the
+        unit.
         """
         if producer in repeats.copy:
             return repeats
@@ -522,8 +527,8 @@ class _UnitWriter:
         return repeats._replace(steps=repeats.steps - 1) if again else None
 
     def _turned(self, node: int) -> int:
-        """Return the node that produces the left operand of a product, if a compiler copies this operand into
-        another order; else -1.
+        """Return the node that produces the left operand of a matmul, if a compiler copies this operand into
+        another memory order; else -1.
         """
         match [self.types[row] for row in (*self.operands[node], *self.results[node])]:
             case [Tensor() as left, Tensor() as right, Tensor() as result] if self.names[self.op[node]] in {
@@ -558,8 +563,8 @@ _LARGEST = 1 << 31
 
 
 def units_of_table(ops: Operations) -> list[Unit | None]:
-    """Return a unit (program to time) for each operation of a table. Only matrix products, elementwise
-    operations and sums of rows have one; other rows are None.
+    """Return a unit (program to time) for each operation of a table. Only matmuls, elementwise operations and
+    sums of rows have one; the entry of other operations is None.
     """
     return [_unit_of_row(ops, row) for row in range(len(ops))]
 

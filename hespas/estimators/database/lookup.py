@@ -39,8 +39,8 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Direction:
-    """Direction in which a measurement table is interpolated: the coordinate ``axis`` varies, the coordinates
-    in ``held`` are equal, and all other coordinates follow from these.
+    """Direction of interpolation in a measurement table. Along it the coordinate ``axis`` varies and the
+    coordinates in ``held`` are equal. All other coordinates are functions of these.
     """
 
     axis: str
@@ -51,10 +51,10 @@ class Direction:
 class Space:
     """Coordinates that distinguish operations of a kind.
 
-    ``directions`` are the axes along which times are interpolated. The coordinates in ``curves`` split the
-    measurements into curves, each with a start and rates of its own. If ``rising``, a time on a coarse grid
-    that is above the time of a larger size is an outlier, since the smaller operation is part of the larger
-    one.
+    ``directions`` are the directions along which times are interpolated. The coordinates in ``curves`` divide
+    the measurements into groups (curves); each group has its own reference time (see the module). ``rising``
+    is True if a smaller operation is a part of a larger one. On a coarse grid, a time above the time of a
+    larger size is then an outlier.
     """
 
     names: tuple[str, ...]
@@ -95,8 +95,8 @@ def _nodes(ops: Operations) -> FloatArray:
 
 
 def _passes(ops: Operations) -> FloatArray:
-    """Return the bytes moved per element, which distinguish operations that read several operands from
-    operations that read one.
+    """Return the bytes moved per element. This coordinate distinguishes operations that read several operands
+    from operations that read one.
     """
     elements = ops.dim("rows") * ops.dim("columns")
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -107,8 +107,8 @@ _DERIVED = MappingProxyType({"window": _window, "group": _group, "nodes": _nodes
 
 
 def _space(names: str, axes: str, *, curves: tuple[str, ...] = (), rising: bool = False) -> Space:
-    """Return an interpolation space from space-separated names of coordinates. Each of ``axes`` may vary
-    while all other coordinates are equal.
+    """Return an interpolation space. ``names`` and ``axes`` are space-separated names of coordinates. Each of
+    ``axes`` gives one direction, in which it varies while all other coordinates are equal.
     """
     every = tuple(names.split())
     directions = tuple(
@@ -167,11 +167,12 @@ def row_keys(columns: list[FloatArray], count: int) -> IntArray:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LookupLine:
-    """Measurements of a class, sorted into lines along one axis; columns of shape ``(points,)``.
+    """Measurements of a class of operations, sorted into lines along one axis; columns of shape
+    ``(points,)``.
 
-    ``names`` are the sorted keys of the lines. ``position`` is 1000 x the number of the line + log2 of the
-    size on the axis. ``bend`` is the typical error of linear interpolation [log time] per squared doubling,
-    ``noise`` the scatter of close points.
+    ``names`` are the sorted keys of the lines. ``position`` orders all points: 1000 x the index of the line +
+    log2 of the size on the axis. ``bend`` is the typical error of linear interpolation [log time] per squared
+    distance in doublings. ``noise`` is the scatter of close points.
     """
 
     names: IntArray
@@ -196,9 +197,11 @@ class LookupLine:
         return cls(names, position, times, np.unique(np.round(x, 9)), bend, noise)
 
     def between(self, keys: IntArray, axis: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Return the interpolated logarithm of the time of each query, and its variance. Both are NaN if the
-        line has no measurement on both sides, or none within a step of the grid. Shape ``(queries,)``
-        each.
+        """Return the interpolated logarithm of the time of each query, and the variance of this logarithm,
+        each of shape ``(queries,)``.
+
+        The time is NaN and the variance infinite if the line has no measurement on both sides of the query,
+        or none within a step of the grid.
         """
         log_time, variance = np.full(len(keys), np.nan), np.full(len(keys), np.inf)
         if len(self.position) < 2:
@@ -292,11 +295,11 @@ class _Spatial(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Neighbours:
-    """Measurements of a class for interpolation by planes.
+    """Measurements of a class, for interpolation by planes through neighbouring points.
 
-    ``points`` are positions of shape ``(points, axes)`` in doublings. They are sorted into ``blocks`` in
-    which the coordinates named in ``equal`` do not vary. ``log_ratio`` is the logarithm of the measured over
-    the reference time.
+    ``points`` are positions in doublings of the sizes, shape ``(points, axes)``. They are sorted into
+    ``blocks``, in which the coordinates named in ``equal`` do not vary. ``log_ratio`` is the logarithm of the
+    measured time over the reference time.
     """
 
     axes: tuple[str, ...]
@@ -365,8 +368,8 @@ class _Neighbours:
 def _planes(
     tree: _Tree, position: FloatArray, points: FloatArray, values: FloatArray
 ) -> tuple[FloatArray, FloatArray]:
-    """Return the value at each position by a plane through its nearest points, weighted by nearness, and the
-    half width of its interval.
+    """Return the value at each position on a plane through the nearest points of ``tree``, and the half width
+    of its interval. Nearer points have larger weights.
     """
     count = min(_MOST, len(points))
     distance, index = tree.query(position, k=count, p=np.inf)
@@ -432,9 +435,10 @@ class LookupTable:
     """Lookup table of one class of operations.
 
     ``keys`` are the distinct measured sizes, sorted, and ``duration_ns`` their median times. ``curve_names``
-    and ``coefficients`` define the reference time of each curve. ``widening`` is the factor by which
-    intervals of interpolated times are widened to hold 90 % of left-out measurements. ``repeats`` is the
-    distance from the median within which 90 % of the repeated measurements of a size lie.
+    and ``coefficients`` define the reference time of each curve (see :class:`Space`). ``widening`` is the
+    factor by which intervals of interpolated times are widened, so that they hold 90 % of left-out
+    measurements. 90 % of repeated measurements of a size are within the relative distance ``repeats`` of
+    their median.
     """
 
     space: Space
@@ -450,8 +454,8 @@ class LookupTable:
 
     @classmethod
     def of(cls, space: Space, ops: Operations, duration_ns: FloatArray) -> LookupTable:
-        """Build the lookup table of one class of operations. A fifth of the sizes is predicted from the
-        others to find the necessary width of intervals. O(rows log rows).
+        """Build the lookup table of one class of operations. To find the width of intervals, a fifth of the
+        sizes is predicted from the others. O(rows log rows).
         """
         bare = cls._sorted(space, ops, duration_ns)
         if len(bare.keys) < _FEWEST_TESTED:
@@ -569,8 +573,8 @@ class LookupTable:
 
 
 def _has_reference(space: Space, direction: Direction) -> bool:
-    """Return True if all points of a line along ``direction`` lie on one curve of ``space``, so that they
-    share one reference time.
+    """Return True if all points of a line along ``direction`` are on one curve of ``space``, so that they
+    have the same reference time.
     """
     return set(space.curves) <= set(direction.held)
 
@@ -597,8 +601,8 @@ def _median_by(number: IntArray, values: FloatArray, count: int) -> FloatArray:
 
 
 def _without_spikes(space: Space, coordinates: Mapping[str, FloatArray], times: FloatArray) -> FloatArray:
-    """Return measured times without outliers that are too long: on lines with a coarse grid a smaller
-    operation takes at most the time of a larger one.
+    """Return measured times in which outliers are replaced. On lines with a coarse grid, no time is longer
+    than the time of a larger operation; longer times are replaced by that time.
     """
     direction = space.directions[0]
     clean = times.copy()

@@ -67,8 +67,8 @@ class Volume:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MeasurementLibrary:
-    """Measurement tables, indexed by device and operation labels (a class). If two tables have the same
-    class, the one with more rows is used.
+    """Measurement tables, indexed by device and class (the labels of an operation). If several tables have
+    the same class, the table with most rows is used.
     """
 
     tables: tuple[Measurements, ...]
@@ -286,10 +286,12 @@ _SOURCES = {EXACT: "measured", BETWEEN: "between two measurements", NEARBY: "fro
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Database:
-    """Estimator by measured tables. ``path``: a table, or ``aiconfigurator`` for the installed one
-    (``framework``: a part of it). ``split``: the part of a table that is used (empty: all rows that are not
-    held out for testing; ``all``: all rows). ``measurements``: a table in memory, in place of ``path``.
-    ``num_ranks``: size of collectives over all ranks where the graph states none (-1: unknown).
+    """Estimator that looks up times in measured tables.
+
+    ``path``: a table, or ``aiconfigurator`` for the installed tables (``framework`` limits them to one
+    framework). ``split``: rows of a table that are used (empty: all rows that are not held out for testing;
+    ``all``: all rows). ``measurements``: a table in memory, in place of ``path``. ``num_ranks``: number of
+    ranks in collectives over all ranks, for graphs that do not state it (-1: unknown).
     """
 
     path: str = ""
@@ -349,10 +351,11 @@ class Database:
 def _candidates(
     library: MeasurementLibrary, device: str, labels: tuple[str, str, str, str]
 ) -> list[tuple[str, str]]:
-    """Return pairs of number format and variant whose measurements may cover a class, the best first.
+    """Return pairs of number format and variant whose measurements may be used for a class of operations, the
+    best first.
 
-    Without a requested variant, the one with most rows comes first; a collective's general library comes
-    before a framework's own kernels.
+    If no variant is requested, the variant with most rows comes first. For collectives, the general library
+    comes before the kernels of a framework.
     """
     kind, op, scheme, variant = labels
     schemes = [scheme]
@@ -371,10 +374,10 @@ def _times_of_class(
     ops: Operations,
     findings: Diagnostics,
 ) -> FloatArray:
-    """Return the time and interval of the operations of one class, shape (3, ops).
+    """Return the time and interval of the operations of one class, shape ``(3, ops)``.
 
-    Operations that one variant and number format does not cover are tried with the next. Measured times are
-    not changed; interpolated times are raised to the device's roofline bound.
+    Candidates (pairs of variant and number format) are tried in order until all operations have a time.
+    Measured times are not changed; interpolated times are raised to the device's roofline bound.
     """
     kind, op, scheme, _ = labels
     location = " ".join(label for label in (device.name, *labels) if label)

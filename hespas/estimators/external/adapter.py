@@ -174,10 +174,10 @@ class MatrixProduct(NamedTuple):
 
 
 def products_of(ops: Operations) -> list[tuple[MatrixProduct, int] | None]:
-    """Return the matrix product of each operation and how often it runs (the batch size); None for other
+    """Return the matmul of each operation and the number of times it runs (the batch size); None for other
     operations.
 
-    A convolution is converted to the product that im2col makes of it.
+    A convolution is converted to the matmul that im2col makes of it.
     """
     is_product = np.zeros(len(ops), np.bool_)
     is_product[ops.kind.where("matmul", "convolution")] = True
@@ -209,12 +209,13 @@ class Simulated(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExternalSimulator:
-    """Base of estimators that run an external simulator, and the options that they share.
+    """Base class of estimators that run an external simulator. Fields are their common options.
 
-    ``command``: the program (or the Python with the package; empty: searched for). ``clock_mhz``: clock of
-    the array (0: the device's). ``timeout_s``: limit for one product. ``cache``: folder of saved results
-    (empty: the user's). ``failed``: treat a product on which the simulator fails as an ``error`` or as
-    ``unknown``. ``progress`` receives the number of finished products and of all products.
+    ``command``: the program, or the Python with the package (empty: it is searched for). ``clock_mhz``: clock
+    rate of the array (0: the device's clock rate). ``timeout_s``: time limit for one matmul. ``cache``:
+    folder of saved results (empty: the user's cache). ``failed``: treat a matmul on which the simulator fails
+    as an ``error``, or as ``unknown``. ``progress`` is called with the number of finished matmuls and of all
+    matmuls.
     """
 
     command: str = ""
@@ -247,7 +248,7 @@ class ExternalSimulator:
         raise NotImplementedError
 
     def configured(self, device: Device) -> str:
-        """Return the settings that determine a result besides the sizes of the product, as text for the cache
+        """Return the settings that affect a result, apart from the sizes of the matmul, as text for the cache
         key. Raises ``UsageError`` if a setting is missing.
         """
         raise NotImplementedError
@@ -263,7 +264,7 @@ class ExternalSimulator:
         return estimate_by_operation(self, graph, device, diagnostics)
 
     def predict(self, ops: Operations, device: Device, diagnostics: Diagnostics | None = None) -> Prediction:
-        """Return the time of each product; NaN for other operations.
+        """Return the time of each matmul; NaN for other operations.
 
         Raises ``UnsupportedError`` if the simulator is not installed, or fails (unless ``failed`` is
         ``unknown``), ``UsageError`` if an option is missing.

@@ -41,10 +41,10 @@ _COCOSSIM_CYCLES = re.compile(r"^\s*Cycles:?\s+([0-9.eE+]+)", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cocossim(ExternalSimulator):
-    """Estimator by the simulator COCOSSim.
+    """Estimator that runs the simulator COCOSSim.
 
-    It has the options of :class:`ExternalSimulator`, and: ``array`` as ``128x128`` (square; empty: the
-    device's), ``dataflow`` (``os`` or ``ws``), ``cores``.
+    It has the options of :class:`ExternalSimulator`, and: ``array``, square, such as ``128x128`` (empty: the
+    device's array), ``dataflow`` (``os`` or ``ws``), and ``cores``.
     """
 
     array: str = ""
@@ -123,10 +123,10 @@ class _OnnximConfig(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Onnxim(ExternalSimulator):
-    """Estimator by the simulator ONNXim.
+    """Estimator that runs the simulator ONNXim.
 
-    It has the options of :class:`ExternalSimulator`, and ``config``: ONNXim's own JSON file (required; it
-    states the clock).
+    It has the options of :class:`ExternalSimulator`, and ``config``: the JSON configuration of ONNXim
+    (required; it also states the clock rate).
     """
 
     config: str = ""

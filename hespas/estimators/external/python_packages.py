@@ -81,10 +81,11 @@ UseRamulatorTrace = False
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScaleSim(ExternalSimulator):
-    """Estimator by the simulator SCALE-Sim.
+    """Estimator that runs the simulator SCALE-Sim.
 
-    It has the options of :class:`ExternalSimulator`, and: ``array`` as ``128x128`` and ``dataflow`` (``os``,
-    ``ws``, ``is``; both empty: the device's), ``buffer_kb`` of each operand. The package needs NumPy 1.26.
+    It has the options of :class:`ExternalSimulator`, and: ``array`` (such as ``128x128``) and ``dataflow``
+    (``os``, ``ws`` or ``is``); empty options are taken from the device. ``buffer_kb`` is the size of the
+    buffer of each operand. The package needs NumPy 1.26.
     """
 
     array: str = ""
@@ -163,11 +164,11 @@ _MOST_LOOPS = 12
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ZigZag(ExternalSimulator):
-    """Estimator by the mapper ZigZag.
+    """Estimator that runs the mapper ZigZag.
 
     It has the options of :class:`ExternalSimulator`, and: ``accelerator`` and ``mapping``, ZigZag's own YAML
-    files (both required). The spatial mapping must suit matrix products with dimensions ``D`` (m), ``K`` (n)
-    and ``C`` (k). ``lpf_limit``: effort of the search (8 takes minutes where 6 takes seconds).
+    files (both required). The spatial mapping must suit matmuls with dimensions ``D`` (m), ``K`` (n) and
+    ``C`` (k). ``lpf_limit``: effort of the search; 8 takes minutes, 6 takes seconds.
     """
 
     accelerator: str = ""

@@ -46,9 +46,11 @@ MOST_START_NS = 3e3
 
 
 class Base(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Fitted form of one class of operations on a device. ``op`` is ``*`` if the form is for all operations
-    of a kind. ``parameters`` are in the order that the card defines for the form. ``asymptote`` is the sum
-    of the trees for the largest operations [log time].
+    """Fitted form of one class of operations on a device, the base time that the trees of a learned model
+    correct.
+
+    ``op`` is ``*`` if the form is for all operations of a kind. ``parameters`` are in the order of the card's
+    list for this form. ``asymptote`` is the sum of the trees for the largest operations [log time].
     """
 
     hardware: str
@@ -110,8 +112,8 @@ class BaseIndex:
             self._any_variant.setdefault((base.hardware, base.kind, base.scheme), base)
 
     def find(self, hardware: str, labels: tuple[str, str, str, str]) -> Base | None:
-        """Return the base of a class on a device. In order of preference: of the operation, of its kind, or
-        of the same kind with another variant.
+        """Return the base of a class of operations on a device, or None. The base of the operation is
+        preferred, then the base of its kind, then a base of the same kind with another variant.
         """
         kind, op, scheme, variant = labels
         for name in (op, ANY):
@@ -122,10 +124,10 @@ class BaseIndex:
     def log_times(
         self, ops: Operations, device: Device, names: Sequence[str], *, as_timed: bool = True
     ) -> tuple[FloatArray, FloatArray]:
-        """Return two columns for operations on ``device``: the log of the form's time [ns] and the asymptote.
-        Both are NaN without a base of the class.
+        """Return two columns for operations on ``device``: the log of the base time [ns], and the asymptote
+        (:class:`Base`). Both are NaN if no base covers the class.
 
-        Both are means over the parameters of the devices ``names``. Without ``as_timed``, the launch time in
+        Both are means over the bases of the devices ``names``. If ``as_timed`` is False, the launch time in
         fits of event timings is limited to :data:`MOST_START_NS`. O(ops x names).
         """
         times, ends = np.full(len(ops), np.nan), np.full(len(ops), np.nan)
@@ -150,8 +152,11 @@ class BaseIndex:
 
 
 def combined_ns(form_log_ns: FloatArray, sheet_ns: FloatArray, share: float) -> FloatArray:
-    """Return the base time [ns] that trees correct: a mean of the fitted form's time (``form_log_ns``; NaN:
-    no form) and the data-sheet time in logarithms. ``share`` is the weight of the form.
+    """Return the base time [ns] that the trees correct: the weighted geometric mean of the fitted form's time
+    and the data-sheet time.
+
+    ``form_log_ns`` is the log of the form's time (NaN: only the data sheet is used). ``share`` is the weight
+    of the form.
     """
     with np.errstate(divide="ignore", invalid="ignore"):
         sheet = np.log(sheet_ns)

@@ -54,8 +54,8 @@ def _log2(values: FloatArray) -> FloatArray:
 
 
 def _alignment(values: FloatArray) -> FloatArray:
-    """Return log2 of the largest power of two that divides a size, at most 8. Kernels read 16 bytes at once
-    and step by 64 or 128.
+    """Return log2 of the largest power of two that divides a size, at most 8. It affects the time of kernels,
+    which read 16 bytes at once and use tiles of 64 or 128.
     """
     whole = np.nan_to_num(values).astype(np.int64)
     lowest = whole & -whole
@@ -75,8 +75,8 @@ def _cache_bytes(device: Device) -> float:
 
 
 def _product_sizes(ops: Operations, device: Device) -> dict[str, FloatArray]:
-    """Return the input columns of matrix products: sizes, alignment, and for each tile size the number of
-    waves and the loss by rounding it up.
+    """Return the input columns of matmuls: sizes, alignment, and for each tile size the number of waves and
+    the loss by rounding it up.
     """
     batch, m, n, k = (ops.dim(name) for name in ("batch", "m", "n", "k"))
     cache = _cache_bytes(device)
@@ -273,8 +273,8 @@ _REACHED = 0.75
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Features:
-    """Input columns of the trees for some operations, of shape ``(ops, len(names))``. The trees predict times
-    relative to ``base_ns`` of shape ``(ops,)``.
+    """Inputs of the trees of a learned model. ``columns`` has shape ``(ops, len(names))``. The trees predict
+    the ratio of the time to ``base_ns``, which has shape ``(ops,)``.
     """
 
     names: tuple[str, ...]
@@ -283,8 +283,8 @@ class Features:
 
 
 def features_of(family: str, ops: Operations, device: Device, *, overhead_ns: float) -> Features:
-    """Return the input columns of operations of one family (such as ``product``). ``overhead_ns`` is a
-    constant part of the base time. O(ops).
+    """Return the input columns of operations of one family (such as ``product``, matmuls). ``overhead_ns`` is
+    a constant part of the base time. O(ops).
     """
     cache, count = _cache_bytes(device), len(ops)
     bandwidth = device.main_memory.bandwidth_bytes_per_s
@@ -345,12 +345,13 @@ _EVERY_LEAF = np.uint64(np.iinfo(np.uint64).max)
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Forest:
-    """Ensemble whose prediction is ``baseline`` plus one leaf of each tree.
+    """Ensemble of decision trees. Its prediction is ``baseline`` plus the value of one leaf of each tree.
 
-    ``column``, ``split``, ``first`` and ``last`` are of shape ``(inner nodes,)``: an operation whose value in
-    ``column`` is at most ``edges[split]`` goes left, to the leaves ``first`` to ``last - 1``.
-    ``node_offsets`` and ``leaf_offsets`` (trees + 1) mark the nodes and leaves of each tree, ``edge_offsets``
-    (columns + 1) the edges of each column. ``leaf`` times ``scale`` is the value of a leaf.
+    ``column``, ``split``, ``first`` and ``last`` describe inner nodes, shape ``(inner nodes,)``. An operation
+    whose value in ``column`` is at most ``edges[split]`` goes left, to the leaves ``first`` to ``last - 1``.
+    ``node_offsets`` and ``leaf_offsets``, of length trees + 1, delimit the nodes and leaves of each tree.
+    ``edge_offsets``, of length columns + 1, delimits the edges of each column. The value of a leaf is
+    ``leaf`` times ``scale``.
     """
 
     column: NDArray[np.uint8]
@@ -424,8 +425,8 @@ class Forest:
         return total
 
     def _add_few(self, codes: NDArray[np.uint8], total: FloatArray) -> None:
-        """Add the result of each tree to ``total`` for few operations: all trees are evaluated at once. The
-        order of addition is the same as for many operations.
+        """Add the result of each tree to ``total``, for a small number of operations: all trees are evaluated
+        at once. Results are added in the same order as for many operations, so that sums are equal.
         """
         goes_right = codes[self.column] > self.split[:, np.newaxis]
         allowed = np.full((len(self.column) + 1, len(total)), _EVERY_LEAF)
@@ -448,8 +449,9 @@ def _below(first: NDArray[np.uint8], last: NDArray[np.uint8]) -> NDArray[np.uint
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _AllowedLeaves:
-    """Some trees of a forest in the form for evaluation. ``leaves`` are bit masks of the leaves that a
-    column's value allows, shape (pairs of tree and column, codes).
+    """Bit masks for the fast evaluation of some trees of a forest. The masks in ``leaves`` mark the leaves
+    that a value of one column allows, shape ``(pairs of tree and column, codes)``. The AND of the masks of
+    all columns leaves one leaf per tree.
     """
 
     leaves: NDArray[np.uint64]
@@ -479,8 +481,8 @@ class _AllowedLeaves:
         return cls(leaves, (pairs % 256).tolist(), offsets.tolist(), value)
 
     def add(self, codes: NDArray[np.uint8], total: FloatArray) -> None:
-        """Add the result of each of these trees to ``total``. ``codes`` are the interval numbers of the
-        columns' values, shape (columns, ops).
+        """Add the result of each tree to ``total``. ``codes`` has the interval between edges in which the
+        value of each column lies, shape ``(columns, ops)``.
         """
         code = codes.astype(np.intp)
         alive, of_pair = np.empty(len(total), np.uint64), np.empty(len(total), np.uint64)

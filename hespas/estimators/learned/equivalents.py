@@ -46,8 +46,8 @@ CONVOLUTION_WIDENING = 1.0
 
 
 def runs_on_tf32(ops: Operations, device: Device) -> IntArray:
-    """Return the rows of products that name no library, on devices whose TF32 units compute f32 products at
-    half the bf16 rate. Such products run there.
+    """Return the rows of f32 matmuls that run on TF32 units: matmuls that name no library, on devices whose
+    TF32 rate is half the bf16 rate.
     """
     units = {peak.dtype for peak in device.peaks if peak.unit == "matrix"}
     if not {"tf32", _HALF} <= units:
@@ -61,8 +61,9 @@ def runs_on_tf32(ops: Operations, device: Device) -> IntArray:
 
 
 def as_deeper_products(ops: Operations) -> Operations:
-    """Return bf16 products that take as long as the given f32 products, except for writing the result.
-    Learned models of bf16 can then predict them. They move no more bytes than ``ops``.
+    """Return bf16 matmuls that take as long as the given f32 matmuls, so that learned models of bf16 can
+    predict them. Their depth k is twice as large, because TF32 units have half the bf16 rate. Only the time
+    to write the result differs. They move no more bytes than ``ops``.
     """
     batch, m, n, k = (ops.dim(name) for name in ("batch", "m", "n", "k"))
     products = build.matmuls(Labels.constant(_HALF, len(ops)), batch=batch, m=m, n=n, k=2 * k)

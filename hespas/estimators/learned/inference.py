@@ -84,11 +84,11 @@ _DEFAULT_INTERVAL = NewDeviceInterval(tier="kind", low=-1.0, high=1.0, n=0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Learned:
-    """Estimator by the learned models of the package and those that a device's file names.
+    """Estimator that uses the learned models of the package and of the device's file.
 
-    ``models``: a folder of models to use alone. ``shipped``, ``own``: use the models of the package, and
-    those that the device's file names. ``num_ranks``: size of collectives over all ranks where the graph
-    states none.
+    ``models``: a folder whose models are used instead of all others. ``shipped`` and ``own``: use the models
+    of the package, and the models that the device's file names. ``num_ranks``: number of ranks in collectives
+    over all ranks, for graphs that do not state it.
     """
 
     models: str = ""
@@ -167,8 +167,8 @@ class _LearnedTimes:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _ModelSet:
-    """Learned models by the paths of their cards. If several cover an operation equally well, the first
-    ``ranked`` cards are preferred in their order. ``load`` returns the model of a card.
+    """Learned models, by the paths of their cards. If several models cover an operation equally well, the
+    first ``ranked`` cards are preferred, in order. ``load`` reads the model of a card.
     """
 
     cards: Sequence[tuple[Path, Card]]
@@ -176,7 +176,7 @@ class _ModelSet:
     load: Callable[[Path], LearnedModel] = load_model
 
     def predict(self, ops: Operations, device: Device, diagnostics: Diagnostics | None) -> _LearnedTimes:
-        """Return the time of each operation, and the number of uncovered operations per reason. O(ops x
+        """Return the time of each operation, and the number of operations without a time per reason. O(ops x
         trees).
 
         Raises ``FormatError`` for a card that names an unknown column, family or label.
@@ -244,8 +244,8 @@ def _predict_in_turn(
 
 
 class _Equivalent(NamedTuple):
-    """Replacement of operations by others that take about the same time, and the message about it, with
-    ``{}`` for the number formats.
+    """Replacement of operations by other operations that take about the same time. ``predict`` returns the
+    times of the replacements. ``text`` is the message about it, with ``{}`` for the number formats.
     """
 
     predict: Callable[[Sequence[_ModelSet], Operations, Device, Diagnostics | None], _LearnedTimes]
@@ -309,8 +309,8 @@ def octaves_of(dims: Sequence[str], ops: Operations) -> IntArray:
 
 
 def distances(fitted: NDArray[np.int8], octaves: IntArray) -> FloatArray:
-    """Return the distance of each operation to the nearest fitted sizes, shape (ops,): the largest difference
-    over all sizes, in octaves.
+    """Return the distance of each operation to the nearest fitted sizes, shape ``(ops,)``. The distance of
+    two operations is the largest difference of log2 of a size, over all sizes.
     """
     distinct, rows = np.unique(octaves, axis=0, return_inverse=True)
     if not len(fitted):
@@ -344,10 +344,11 @@ def octaves_beyond(reach: Mapping[str, tuple[float, float]], ops: Operations) ->
 
 
 def widening(card: Card, beyond: FloatArray) -> FloatArray:
-    """Return by how much the interval grows on both sides [log time] at ``beyond`` octaves beyond the fitted
-    sizes.
+    """Return the number [log time] by which both ends of the interval move outwards at ``beyond`` octaves
+    beyond the fitted sizes.
 
-    Up to the measured octaves the growth held 90 % of left-out rows. Farther out it is extrapolated linearly.
+    Within the tested octaves it was measured such that intervals hold 90 % of left-out rows. Farther out it
+    is extrapolated linearly.
     """
     steps = ((0.0, 0.0), *(() if card.region is None else card.region.widening))
     octaves, wide = (np.array(column) for column in zip(*steps, strict=True))
@@ -378,8 +379,8 @@ def _fill_times(
     device: Device,
     answer: _LearnedTimes,
 ) -> None:
-    """Predict the rows of ``selections`` and store their times in ``answer``. All selections are of one
-    model, and either all or none of their devices were in its fit.
+    """Predict the operations of ``selections`` with one model and store the times in ``answer``. A selection
+    is paired with the rows of its operations. Either all devices were in the fit of the model or none was.
     """
     rows = np.concatenate([part for _, part in selections])
     cell = np.repeat(np.arange(len(selections)), [len(part) for _, part in selections])
@@ -419,8 +420,8 @@ def _predict_times(
     ops: Operations,
     device: Device,
 ) -> FloatArray:
-    """Return the time and interval of operations, shape ``(3, ops)``. ``cell`` is the index of the selection
-    that covers each operation.
+    """Return the time and interval of operations, shape ``(3, ops)``. ``cell`` has the index in
+    ``selections`` of the selection that covers each operation.
     """
     card = model.card
     features = features_of(card.family, ops, device, overhead_ns=card.overhead_ns)
@@ -469,7 +470,7 @@ def _form_times(
     card: Card, selections: Sequence[ModelSelection], cell: IntArray, ops: Operations, device: Device
 ) -> tuple[FloatArray, FloatArray]:
     """Return two columns: the log of the fitted form's time [ns] of each operation (NaN: no form), and the
-    asymptote (0: no form).
+    asymptote (0: no form). See :class:`~hespas.estimators.learned.bases.Base`.
     """
     index = BaseIndex(card.bases, card.forms)
     logs, asymptote = np.full(len(ops), np.nan), np.zeros(len(ops))
@@ -492,8 +493,8 @@ def _tree_logs(
     ops: Operations,
     device: Device,
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Return the log of time over base that the trees predict, and the distances to the lower (negative) and
-    upper end of the interval.
+    """Return the log of (time / base time) that the trees predict, and the ends of its interval relative to
+    this value: a negative and a positive distance.
     """
     card, forests = model.card, model.forests
 

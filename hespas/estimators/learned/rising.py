@@ -103,12 +103,13 @@ def raised(
     *,
     measured: bool,
 ) -> FloatArray:
-    """Return times and intervals of operations of one family, shape ``(3, ops)`` [ns], raised so that no time
-    is clearly below the time with halved sizes.
+    """Return times and intervals of operations of one family, shape ``(3, ops)`` [ns]. Times that are clearly
+    shorter than the time of the same operation with halved sizes are raised.
 
-    If the device was ``measured``, larger falls are kept, since a library may switch to a faster kernel.
-    ``predict`` is called once with the halved operations, the rows they come from, and the times below which
-    it may return NaN; it returns the times of the halved operations, shape ``(rows,)``.
+    If the device was ``measured``, larger differences are accepted, because a library may switch to a faster
+    kernel at a larger size. ``predict`` returns the times of the halved operations, shape ``(rows,)``. It is
+    called once with these operations, the rows they come from, and times: below these times it may return
+    NaN.
     """
     dims = _DIMS[family]
     rows: list[IntArray] = [np.empty(0, np.int64)]

@@ -44,12 +44,12 @@ class OperationLabels:
 
 @dataclass(frozen=True, slots=True)
 class ModelSelection:
-    """Selected model (its card is at ``path``) and the ``cell``, the group of fitted operations that it
-    predicts from.
+    """Model selected for a class of operations (its card is at ``path``), and its ``cell``: the group of
+    fitted operations from which it predicts.
 
-    ``references`` are the devices whose bases are used if the fit has no rows of the device; otherwise None.
-    ``as_timed`` is true if the operation names the variant; launches in its measurements are then part of the
-    time.
+    ``references`` are the devices whose bases are used if the model was not fitted on the device; otherwise
+    None. ``as_timed`` is True if the operation names the variant. Launches that are part of the measured
+    times of that variant are then included in the prediction.
     """
 
     path: Path
@@ -106,8 +106,9 @@ def select_model(
 
 
 def _label_distance(cell: Cell, labels: OperationLabels) -> tuple[int, int] | None:
-    """Return how well the fitted group ``cell`` matches an operation, as a pair of 0 or 1: 1 if it is of
-    another operation, and 1 if it is of another number format. None if it does not apply.
+    """Return the differences between the fitted group ``cell`` and an operation, as a pair: 1 if the
+    operation differs (else 0), and 1 if the number format differs. None if the cell cannot be used for the
+    operation.
     """
     if cell.kind != labels.kind:
         return None

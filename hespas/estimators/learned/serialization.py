@@ -83,8 +83,8 @@ class Cell(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Interval(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Widening of the fitted quantiles [log time] after which they hold 90 % of ``n`` held-out rows.
-    ``hardware``, ``kind`` and ``scheme`` may be ``*``.
+    """Numbers [log time] by which the fitted quantiles are widened, so that they hold 90 % of ``n`` held-out
+    rows. ``hardware``, ``kind`` and ``scheme`` may be ``*`` (any).
     """
 
     hardware: str
@@ -96,9 +96,9 @@ class Interval(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class NewDeviceInterval(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Interval [log time] on devices that were not in the fit, by the distance of the nearest fitted device
-    (:data:`~hespas.estimators.learned.bases.NEARNESS_LEVELS`); measured on ``n`` left-out devices or families
-    (0: none could be left out, the interval is an assumption).
+    """Interval of predictions [log time] on devices that were not in the fit. ``tier`` is the distance of the
+    nearest fitted device (:data:`~hespas.estimators.learned.bases.NEARNESS_LEVELS`). The interval was
+    measured on ``n`` left-out devices or families of devices; it is an assumption if ``n`` is 0.
     """
 
     tier: str
@@ -151,11 +151,11 @@ class LeftOutError(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ErrorRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Error on shape groups outside the fit, for one class of operations on one device.
+    """Error of a learned model on shape groups outside its fit, for one class of operations on one device.
 
-    The groups are in the split ``devval``. For a user's own models they are the folds of the fit in
-    turn, and ``op`` and ``variant`` are ``*``. Errors are fractions; None: refused, or not tested.
-    ``before_mape`` is the error of the package's learned models.
+    The groups are in the split ``devval``. For a user's own models they are the folds of a cross-validation,
+    and ``op`` and ``variant`` are ``*``. Errors are fractions; None if the operations were refused or not
+    tested. ``before_mape`` is the error of the learned models of the package on the same rows.
     """
 
     hardware: str
@@ -195,14 +195,15 @@ class FitSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Card(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Description of one model, everything except its trees.
+    """Description of one learned model: everything except its trees.
 
-    ``columns`` are the inputs of the trees, ``transfer_columns`` the inputs of the trees for new devices;
-    ``codes`` number the variants, schemes and operations in the order of their mean time over the base.
-    ``support`` are the dimensions whose octaves are stored, ``reach`` the least and largest size of each.
-    Trees correct ``bases`` (:mod:`~hespas.estimators.learned.bases`) with the parameters of ``forms`` and the
-    exponent ``form_share``. If the model ``adapts`` another one of other devices (by its name), its ``main``
-    trees correct the residual of that model's ``transfer`` trees.
+    ``columns`` are the inputs of the trees, ``transfer_columns`` the inputs of the trees for new devices.
+    ``codes`` are the numbers that the trees use for variants, number formats and operations, in ascending
+    order of their mean ratio of time to base time. ``support`` are the sizes whose rounded log2 is stored,
+    ``reach`` the least and largest value of each. Trees correct the base time
+    (:mod:`~hespas.estimators.learned.bases`), which uses ``bases``, the parameters of ``forms`` and the
+    exponent ``form_share``. ``adapts`` is the name of a model of other devices, or empty. If it is set, the
+    ``main`` trees of this model correct the residual of the ``transfer`` trees of that model.
     """
 
     schema: str
@@ -383,8 +384,8 @@ _UNREADABLE = (
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LearnedModel:
-    """Card and trees of a model. ``octaves`` are the fitted sizes as rounded log2, of shape (distinct sizes,
-    dimensions of ``card.support``).
+    """Card and trees of a learned model. ``octaves`` are the distinct fitted sizes as rounded log2, shape
+    ``(sizes, dimensions of card.support)``.
     """
 
     card: Card

@@ -53,8 +53,9 @@ class Array:
 
 
 def array_of(device: Device, shape: str = "", dataflow: str = "") -> Array | None:
-    """Return the systolic array that the options state; empty options are taken from the device. None if
-    neither states one. Raises ``UsageError``.
+    """Return the systolic array to simulate. ``shape`` and ``dataflow`` replace the values of the device if
+    they are not empty. None if neither options nor device describe an array. Raises ``UsageError`` for
+    invalid options.
     """
     own = device.systolic
     if own is None and not shape:
@@ -95,13 +96,15 @@ _BLOCK = 1 << 14
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class FoldCounts:
-    """Counts of each product as columns of shape ``(products,)``; NaN where a size is unknown.
+    """Counts for each matmul on a systolic array, as columns of shape ``(products,)``; NaN if a size is
+    unknown. A fold is one pass of data through the array.
 
-    ``cycles`` is the total as the simulator prints it: the index of the last cycle, without stalls. The three
-    utilisations are percentages: ``overall_pct`` of all multiply-accumulates the array could do,
-    ``mapping_pct`` of the cells that hold an operand, ``compute_pct`` as printed, where the simulator counts
-    the skewed stationary operand twice. Reads and writes are words between the array and its buffers;
-    ``ofmap_writes`` of an output-stationary array include the simulator's (rows + columns) more per fold.
+    ``cycles`` is the total as SCALE-Sim prints it: the index of the last cycle, without stalls.
+    ``overall_pct`` is the percentage of all multiply-accumulates that the array could do. ``mapping_pct`` is
+    the percentage of cells that hold an operand. ``compute_pct`` is the utilisation that SCALE-Sim prints; it
+    counts the skewed stationary operand twice. Reads and writes are words between the array and its buffers.
+    ``ofmap_writes`` of an output-stationary array include (rows + columns) additional writes per fold, as in
+    SCALE-Sim.
     """
 
     cycles: FloatArray
@@ -136,9 +139,9 @@ def fold_cycles(m: FloatArray, n: FloatArray, k: FloatArray, array: Array) -> Fl
 def fold_counts(
     m: FloatArray, n: FloatArray, k: FloatArray, array: Array, *, batch: FloatArray | None = None
 ) -> FoldCounts:
-    """Return all counts of products (m, k) by (k, n), as columns.
+    """Return the counts of matmuls (m, k) by (k, n) on a systolic array, as columns.
 
-    ``batch`` products of each size run one after another, as SCALE-Sim runs layers: they multiply the number
+    ``batch`` matmuls of each size run one after another, as SCALE-Sim runs layers. They multiply the number
     of folds and are not merged into ``m``.
     """
     times = np.ones_like(m) if batch is None else batch
@@ -224,11 +227,12 @@ def shared_cycles(
     arrays: int = 1,
     batch: FloatArray | None = None,
 ) -> FloatArray:
-    """Return the cycles of a product that is split over ``arrays`` equal arrays, by the fastest split. The
-    slowest array counts.
+    """Return the cycles of each matmul if it is divided over ``arrays`` equal arrays in the fastest way. The
+    array that takes longest determines the result.
 
-    Each array takes a share of the batch, of M or of N, and all run at once. K is not shared, because partial
-    sums would have to be added across arrays. A TPU that joins two cores (megacore) has the arrays of both.
+    Each array takes a share of the batch, of M or of N, and all run at once. K is not divided, because
+    partial sums would have to be added across arrays. A TPU that joins two cores (megacore) has the arrays of
+    both.
     """
     times = np.ones_like(m) if batch is None else batch
     best = np.full(m.shape, np.nan)
@@ -244,8 +248,8 @@ def shared_cycles(
 
 @dataclass(frozen=True, slots=True)
 class Backing:
-    """Memory from which the operand buffers of a systolic array are filled: its words per cycle, and the size
-    of each buffer in words.
+    """Memory from which the operand buffers of a systolic array are filled. ``words_per_cycle`` is its rate,
+    ``buffer_words`` the size of each operand buffer.
     """
 
     words_per_cycle: float
@@ -253,14 +257,14 @@ class Backing:
 
 
 def stall_cycles(m: FloatArray, n: FloatArray, k: FloatArray, array: Array, backing: Backing) -> FloatArray:
-    """Return the approximate cycles that each product waits for memory: at least 0, NaN where a size is
+    """Return the approximate cycles for which each matmul waits for memory: at least 0, NaN if a size is
     unknown.
 
-    The simulator prefetches in the order of its traces, on which its stalls depend. Here an operand that fits
-    its buffer is fetched once, any other each time the array reads it; the stall is the time of the slower
-    one beyond the computation, and writes are assumed to overlap. Of 69 runs of scalesim 3.0.0 three quarters
-    are classified correctly as stalling or not; for the stalling ones the median total is a third of the
-    simulator's (far less for buffers of a few rows).
+    An operand that fits its buffer is fetched once, any other operand each time the array reads it. The stall
+    is the longer fetch time of the two operands, less the computation. Writes are assumed to overlap.
+    SCALE-Sim prefetches in the order of its traces, so its stalls differ. For three quarters of 69 runs of
+    scalesim 3.0.0, this model decides correctly if the run stalls. For the runs with stalls, the median total
+    is a third of SCALE-Sim's (far less for buffers of a few rows).
     """
     counts = fold_counts(m, n, k, array)
     buffer = backing.buffer_words

@@ -65,16 +65,17 @@ _HALF_TILE = 64.0
 
 @cache
 def read_lines(device: str) -> tuple[Fit, ...]:
-    """Return the lines (from cycles to time) that ship for a device of that name; empty for most devices. The
-    name is looked up, not used as a path, because it may come from a user's file.
+    """Return the lines (see the module) that are part of the package for a device of that name; empty for
+    most devices. The name is looked up in a list and not used as a path, because it may come from a user's
+    file.
     """
     shipped = {path.stem: path for path in LINES_FOLDER.glob("*.toml")}
     return read_fits(shipped[device]) if device in shipped else ()
 
 
 def own_cycles(ops: Operations, array: Array, *, arrays: int = 1) -> FloatArray:
-    """Return the cycles of products if the compiler selects the stationary operand: the smaller of the counts
-    of the two mappings, as the published lines count. Output-stationary arrays have only one mapping.
+    """Return the cycles of matmuls, the input of the lines. If the compiler can choose the stationary
+    operand, it is the smaller count of both mappings. Output-stationary arrays have only one mapping.
     """
     batch, m, n, k = (ops.dim(name) for name in ("batch", "m", "n", "k"))
     if array.dataflow == "os":
@@ -137,8 +138,8 @@ def element_columns(ops: Operations) -> dict[str, FloatArray]:
 
 @np.errstate(over="ignore", invalid="ignore")  # sizes beyond the range of a float have no time
 def line_ns(fit: Fit, columns: Mapping[str, FloatArray]) -> FloatArray:
-    """Return the time of operations by a fit [ns], from the columns of its inputs. If the fit has two lines,
-    the faster one applies.
+    """Return the time of operations [ns] from the line of a fit. ``columns`` are the inputs of the line, such
+    as cycles. If the fit has two lines, the faster one applies.
     """
     values = {parameter.name: parameter.value for parameter in fit.parameters}
     short = _sum(values, columns, "")
@@ -160,9 +161,11 @@ _MEASURED = "TPU-v4"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LineBasis:
-    """Line that is used for a class of operations, and factors on its cycles, bytes and elements.
+    """Line that is used for a class of operations. The three scales are factors on the cycles, bytes and
+    elements of an operation, for a line that was fitted to another device or number format.
 
-    ``notes`` are the assumptions to report; ``has_interval`` is true if the line's interval is still valid.
+    ``notes`` are the assumptions to report. ``has_interval`` is True if the interval of the line is still
+    valid.
     """
 
     fit: Fit
@@ -174,8 +177,8 @@ class LineBasis:
 
 
 def clock_hz(device: Device) -> float:
-    """Return the clock of a device's systolic arrays: the stated one, or else the one implied by the
-    published bf16 rate. NaN without an array.
+    """Return the clock rate of a device's systolic arrays [Hz]: the stated one, or else the clock rate at
+    which the arrays reach the published bf16 rate. NaN without an array.
     """
     shape = device.systolic
     if shape is None:
@@ -233,8 +236,8 @@ def _is_of(fit: Fit | None, op: str, scheme: str) -> bool:
 
 
 def _of_library(basis: LineBasis, variant: str) -> LineBasis:
-    """Return a line for operations of another library. The device runs its own kernels in their place, which
-    is added as an assumption.
+    """Return the line for operations that name the library ``variant``. If the line was fitted to kernels of
+    another library, this assumption is added, and the interval is no longer valid.
     """
     if not variant or basis.fit.variant in (variant, ANY):
         return basis
@@ -243,8 +246,8 @@ def _of_library(basis: LineBasis, variant: str) -> LineBasis:
 
 
 def _chosen(fits: tuple[Fit, ...], kind: str, op: str, scheme: str, variant: str) -> Fit | None:
-    """Return the most specific line: of the operation before one of any operation, then of the number format,
-    then of the variant.
+    """Return the most specific line for an operation. Lines of the operation are preferred to lines of any
+    operation, then lines of its number format, then lines of its variant.
     """
     form = PRODUCTS if kind in ("matmul", "convolution") else ELEMENTS
     line_kind = "matmul" if kind == "convolution" else kind
@@ -261,8 +264,8 @@ def _chosen(fits: tuple[Fit, ...], kind: str, op: str, scheme: str, variant: str
 
 
 def _in_scheme(basis: LineBasis, device: Device, scheme: str) -> LineBasis:
-    """Return a line that was fitted to one number format, scaled to another: cycles by the ratio of the
-    rates, elements by the ratio of the widths.
+    """Return a line that was fitted to one number format, scaled to the format ``scheme``: cycles by the
+    ratio of the rates, elements by the ratio of the element sizes.
     """
     fitted = basis.fit.scheme
     if scheme == fitted:

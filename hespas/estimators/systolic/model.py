@@ -79,12 +79,13 @@ _PER_DOUBLING = 0.25
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Systolic:
-    """Systolic estimator; empty options come from the device file.
+    """Estimator for systolic arrays. Empty options are taken from the device file.
 
-    ``array``: shape as ``128x128``; ``dataflow``: ``os``, ``ws`` or ``is``. ``arrays``: number of arrays that
-    share a product (0: cycles of one array, times of all arrays of the device). ``words_per_cycle`` and
-    ``buffer_kb``: a limited memory behind the buffer of each operand, which adds approximate stalls (0: no
-    limit). ``shipped``: use the lines of the package if the device's own file has none.
+    ``array``: shape, such as ``128x128``. ``dataflow``: ``os``, ``ws`` or ``is``. ``arrays``: number of
+    arrays that share a matmul (0: reported cycles are for one array, times for all arrays of the device).
+    ``words_per_cycle``: rate of the memory behind the operand buffers, which adds approximate stalls (0: no
+    limit). ``buffer_kb``: size of the buffer of each operand. ``shipped``: use the lines of the package if
+    the device's own file has none.
     """
 
     array: str = ""
@@ -214,10 +215,10 @@ class Systolic:
     def _line_cycles(
         self, ops: Operations, device: Device, array: Array, basis: LineBasis
     ) -> tuple[FloatArray, list[Assumption]]:
-        """Return the cycles of products on the array of the line, and the assumptions.
+        """Return the cycles of matmuls, counted as for the measurements behind the line, and the assumptions.
 
-        If the options state another array or number of arrays than the device has, the cycles are scaled by
-        the ratio of the counts.
+        If the options state another array or number of arrays than the device has, the cycles are multiplied
+        by the ratio of the counts of both arrays.
         """
         shape = device.systolic
         own = array if shape is None else Array(shape.rows, shape.columns, shape.dataflow)
@@ -269,8 +270,8 @@ def _elements(ops: Operations, basis: LineBasis | None, label: str, findings: Sy
 def _with_interval(
     basis: LineBasis, time: FloatArray, ops: Operations, *, has_interval: bool, findings: SystolicFindings
 ) -> FloatArray:
-    """Return the time with its 5 % and 95 % bounds [ns]. Intervals widen beyond the fitted sizes. They are
-    NaN if the line covers operations that it was not fitted on.
+    """Return the time with its 5 % and 95 % bounds [ns]. Intervals widen beyond the fitted sizes. The bounds
+    are NaN if ``has_interval`` is False.
     """
     beyond = doublings_beyond(basis.fit, ops)
     findings.assumed([("beyond", "sizes beyond the fitted ones")], int((beyond > 0).sum()))

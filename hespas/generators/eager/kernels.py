@@ -40,8 +40,8 @@ class EagerOperators:
     _element: DType = field(default_factory=lambda: dtype("f32"))
 
     def record(self, backward: Callable[[], None]) -> None:
-        """Append ``backward``, which writes the backward pass of the last operators, to the tape of autograd.
-        Do nothing if the step has no backward pass.
+        """Record the backward pass of the last operators: ``backward`` is a function that writes it later, in
+        reverse order. Do nothing if the step has no backward pass.
         """
         if self.training:
             module = self.module
@@ -69,9 +69,8 @@ class EagerOperators:
         strided: bool = False,
         bytes_read: float | None = None,
     ) -> int:
-        """Add an operator; ``flops`` and ``transcendentals`` are per element of its largest tensor.
-
-        ``strided``: its first operand has another memory order than its result.
+        """Add an operator and return its node. ``flops`` and ``transcendentals`` are per element of its
+        largest tensor. ``strided`` is True if the memory order of its first operand differs from the result.
         """
         builder = self.builder
         encoding = builder.strings.add(_TRANSPOSED) if strided else 0
@@ -118,7 +117,8 @@ class EagerOperators:
     def linear(self, rows: int, inputs: int, outputs: int, *, bias: bool = True, joins: bool = False) -> None:
         """Add a linear layer. Its backward pass computes the gradients of input, weights and bias.
 
-        ``joins``: the gradient of the input is added to another gradient of the same tensor.
+        ``joins`` is True if the input is also read by other operators. The gradient of the input is then
+        added to their gradient.
         """
         self.product("aten::addmm" if bias else "aten::mm", 1, rows, outputs, inputs)
 
@@ -159,8 +159,9 @@ class EagerOperators:
         self.node(op, op_class, [shape, other or shape], [shape], transcendentals=transcendentals)
 
     def add(self, shape: Shape, other: Shape | None = None, *, taped: bool = True) -> None:
-        """Add the elementwise sum of two tensors. Both operands receive the gradient of the sum. With
-        ``taped``, the backward pass adds it to another gradient of the same tensor.
+        """Add the elementwise sum of two tensors. Both operands receive the gradient of the sum. If ``taped``
+        is True and the operands have equal shapes, the backward pass adds this gradient to another gradient
+        of the same tensor.
         """
         self.binary("aten::add", shape, other)
         if taped and other is None:

@@ -28,9 +28,9 @@ EagerFamily = Literal["bert", "gpt2", "opt", "switch"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EagerModel(Bounded):
-    """Sizes of a model. ``layers`` counts the layers of each stack (Switch: encoder and decoder),
-    ``positions`` learned positions (Switch: none). ``experts`` share the tokens of every second layer, at
-    most ``capacity`` of a sequence each.
+    """Sizes of a model. ``layers`` counts the layers of each stack (Switch has two: encoder and decoder),
+    ``positions`` the learned position embeddings (Switch: 0). In every second layer of a mixture-of-experts
+    model, ``experts`` share the tokens. An expert takes at most ``capacity`` tokens of a sequence.
     """
 
     name: str
@@ -69,8 +69,8 @@ class EagerModel(Bounded):
         return embeddings + self.layers * layer + 2 * h
 
     def forward_flops(self, batch: int, length: int, *, training: bool) -> float:
-        """Return the FLOPs of the forward matrix products: two per weight and token, plus attention, which
-        grows with the pairs of tokens.
+        """Return the FLOPs of the matmuls in the forward pass: two per weight and token, plus attention,
+        which grows with the number of token pairs.
         """
         h, f, rows = self.hidden, self.ffn, batch * length
         attention = 2.0 * rows * 4 * h * self.inner + 4.0 * batch * length**2 * self.inner
@@ -189,8 +189,8 @@ class EagerLayers:
         self.ops.record(lambda: self.ops.unary("aten::div.Scalar", scores))
 
     def _opt_mask(self, scores: Shape) -> None:
-        """Write OPT's mask. It adds the mask and limits the scores to the lowest finite number; the backward
-        pass of that limit needs two comparisons.
+        """Write the attention mask of OPT. OPT adds the mask to the scores and clamps the result at the
+        lowest finite number. The backward pass of this clamp has two comparisons.
         """
         ops = self.ops
         ops.add(scores, (self.batch, 1, self.length, self.length))
@@ -465,8 +465,8 @@ _MOST_ELEMENTS, _MOST_LAYERS = 1 << 50, 10_000
 class EagerStep(Bounded):
     """Step of ``batch`` sequences of ``length`` tokens on one device.
 
-    ``training`` adds the backward pass of a loss, with gradients added to the gradients of the step before,
-    but no optimizer. ``compiled``: operators between products are fused as in TorchInductor; forward only.
+    ``training`` adds the backward pass of a loss. Its gradients are accumulated, and no optimizer runs.
+    ``compiled``: operators between matmuls are fused, as in TorchInductor; forward pass only.
     """
 
     model: EagerModel

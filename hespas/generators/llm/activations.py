@@ -77,8 +77,8 @@ class LayerWork(NamedTuple):
 
 
 class _SavedTensor(NamedTuple):
-    """Tensor saved for the backward pass: its entry in the memory account, the module whose recomputation
-    replaces it, and its bytes.
+    """Tensor that is saved for the backward pass. ``part`` is its entry in the memory account. ``module`` is
+    the module whose recomputation makes saving the tensor unnecessary.
     """
 
     part: str
@@ -176,8 +176,9 @@ def _attention(rank: ModelRank, block: Attention) -> Iterator[_SavedTensor]:
 
 
 def _results(rank: ModelRank, elements: int, heads: int) -> Iterator[_SavedTensor]:
-    """Yield the saved results of attention. Attention and the projection after it share one saved tensor if
-    attention computes in the format of activations or of products (not with ``fp8-delayed``).
+    """Yield the saved results of attention. The projection after attention needs an additional copy of the
+    result, unless attention computes in the format of activations or of matmuls (and not with
+    ``fp8-delayed``).
     """
     training, inside = rank.training, rank.precision.attention
     operand = rank.precision.matmul
@@ -203,9 +204,9 @@ def _latent_attention(rank: ModelRank, block: LatentAttention) -> Iterator[_Save
 def _activated(
     rank: ModelRank, tokens: int, ffn: int, *, gated: bool, part: str, module: str
 ) -> Iterator[_SavedTensor]:
-    """Yield the saved input of an activation function and the saved input of the product after it. With an
-    empty ``module`` the input of the product is not saved. Uncompiled torchtitan also saves an intermediate
-    result of gated functions.
+    """Yield the saved input of an activation function and the saved input of the matmul after it. If
+    ``module`` is empty, the input of the matmul is not saved. Uncompiled torchtitan also saves an
+    intermediate result of gated functions.
     """
     training, compute = rank.training, rank.precision.compute
     wide = (2 if gated else 1) * tokens * ffn
@@ -234,11 +235,11 @@ def _experts(rank: ModelRank, block: Experts) -> Iterator[_SavedTensor]:
 
 
 def _by_operation(rank: ModelRank, block: Block) -> Parts:
-    """Return the bytes that a block saves with selective checkpointing per operation, as in torchtitan: the
-    results of attention, of every other matrix product from the first one on, and of the sums over
+    """Return the bytes that a block saves with selective checkpointing per operation, as in torchtitan. It
+    saves the results of attention, of every second matmul (from the first one on), and of the sums over
     tensor-parallel ranks.
 
-    A compiled layer does not save the result of its last product, because no gradient needs it.
+    A compiled layer does not save the result of its last matmul, because no gradient needs it.
     """
     tp, tokens, compute = rank.layout.tp, rank.tokens, rank.precision.compute
     summed = rank.rows * rank.hidden if tp > 1 else 0
@@ -298,8 +299,8 @@ def work_of_layer(rank: ModelRank, layer: Layer) -> LayerWork:
 
 
 def _activation_work(rank: ModelRank, tokens: int, ffn: int, gated: bool) -> int:
-    """Return the bytes of two gradients: of the activation function's result and of its input. The first
-    replaces the result in memory.
+    """Return the bytes of two gradients in the backward pass of an activation function: the gradients of its
+    result and of its input. The gradient of the result overwrites the result.
     """
     compute = rank.precision.compute
     result = storage(tokens * ffn, compute)
@@ -418,8 +419,8 @@ def store_activations(k: KernelWriter, number: int, size: int) -> None:
 
 
 def load_activations(k: KernelWriter, number: int, size: int, ahead: int, ports: Sequence[str]) -> int:
-    """Load the offloaded activations of a layer after the node ``ahead``, and return the node of the copy.
-    Later readers of ``ports`` use the loaded values.
+    """Add the copy that loads the offloaded activations of a layer, and return its node. The copy starts
+    after the node ``ahead``. Nodes that later read one of ``ports`` wait for this copy.
     """
     k.module = f"layers.{number}"
     after: list[Value] = [f"away.{number}"]

@@ -36,8 +36,8 @@ __all__ = [
 
 
 def _piece(r: ModelRank, shape: AttentionShape) -> tuple[AttentionShape, TensorSpec]:
-    """Return the sizes of attention from the local queries to the keys that one rank holds, and the tensor of
-    these keys and values.
+    """Return the sizes of attention between the queries of a rank and the keys of one context-parallel rank,
+    and the tensor of these keys and values.
     """
     cp = r.layout.cp
     one = shape._replace(keys=shape.keys // cp, pairs=shape.pairs / cp)
@@ -45,8 +45,8 @@ def _piece(r: ModelRank, shape: AttentionShape) -> tuple[AttentionShape, TensorS
 
 
 def ring_forward(r: ModelRank, k: KernelWriter, shape: AttentionShape, key: str, qkv: Value) -> Value:
-    """Add ring attention: attention to the keys of one rank after the other, with the results summed. The
-    result has the port ``core``; the keys received last have the port ``kv``.
+    """Add ring attention: attention to the keys of one context-parallel rank after the other, whose results
+    are summed. The final result has the port ``core``. The keys that are received last have the port ``kv``.
     """
     one, keys = _piece(r, shape)
     current, done = qkv, -1
@@ -88,9 +88,9 @@ def ring_backward(r: ModelRank, k: KernelWriter, shape: AttentionShape, key: str
 
 @dataclass(frozen=True, slots=True)
 class ContextExchange:
-    """All-to-all between context-parallel ranks that exchanges tokens for heads, so that each rank has the
-    whole sequence for some heads. ``heads`` and ``kv_heads`` are the heads of a rank before the exchange;
-    ``shape`` is the size of attention after it.
+    """All-to-all between context-parallel ranks before and after attention. A rank sends its tokens of most
+    heads and receives all tokens of a few heads. ``heads`` and ``kv_heads`` are the numbers of heads of a
+    rank before the exchange; ``shape`` has the sizes of attention after it.
     """
 
     rank: ModelRank
@@ -157,8 +157,8 @@ def heads_of(r: ModelRank, block: Attention | LatentAttention) -> tuple[int, int
 def attention_shape(r: ModelRank, block: Attention | LatentAttention) -> AttentionShape:
     """Return the sizes of attention on a rank.
 
-    A context-parallel rank has an early and a late piece of each sequence, which gives it an equal part of
-    the causal mask. With the all-to-all exchange it has whole sequences for some heads.
+    Each context-parallel rank has an early and a late piece of each sequence, so that all ranks have equal
+    work under the causal mask. With the all-to-all exchange, a rank has whole sequences for some heads.
     """
     seq, cp = r.training.seq, r.layout.cp
     heads, kv_heads = heads_of(r, block)
@@ -207,8 +207,8 @@ def qkv_layer(r: ModelRank, block: Attention) -> LinearLayer:
 
 
 def latent_layers(r: ModelRank, block: LatentAttention) -> tuple[LinearLayer, ...]:
-    """Return the linear layers of latent attention: the down-projections, whose matrix is whole on every
-    tensor-parallel rank, and the up-projections of queries and of keys and values.
+    """Return the linear layers of latent attention: the down-projection, and the up-projections of queries
+    and of keys and values. The matrix of the down-projection is replicated on every tensor-parallel rank.
     """
     heads, adapter = block.heads // r.layout.tp, r.adapter(block)
     low, keys = block.q_lora + block.kv_lora + block.rope_dim, heads * (block.nope_dim + block.v_dim)

@@ -39,8 +39,8 @@ __all__ = [
 
 
 def reached_parts(experts: int, chosen: int, parts: int) -> float:
-    """Return the mean number of ``parts`` (equal groups of experts) that a token is sent to, if it chooses
-    ``chosen`` different experts at random.
+    """Return the mean number of groups of experts to which a token is sent. There are ``parts`` equal groups
+    of ``experts`` experts in total, and the token chooses ``chosen`` different experts at random.
     """
     missed = comb(experts - experts // parts, chosen) / comb(experts, chosen)
     return parts * (1.0 - missed)
@@ -115,8 +115,9 @@ def backward_mlp(r: ModelRank, k: KernelWriter, block: Mlp, key: str, grad: Valu
 class _MixtureSizes:
     """Sizes of a mixture of experts on one rank.
 
-    The rank sends ``routed`` copies of tokens. It receives ``received`` copies (including the gather over the
-    tensor-parallel ranks of its experts) for its ``local`` experts of width ``ffn``.
+    ``routed`` is the number of token copies that the rank sends. ``received`` is the number of copies that it
+    receives for its ``local`` experts, including the gather over the tensor-parallel ranks of an expert.
+    ``ffn`` is the width of an expert on this rank.
     """
 
     block: Experts
@@ -187,8 +188,8 @@ def _latent(r: ModelRank, block: Experts) -> tuple[LinearLayer, LinearLayer]:
 def _dispatch(
     r: ModelRank, k: KernelWriter, name: str, mixture: _MixtureSizes, x: Value, *, back: bool
 ) -> Value:
-    """Add the communication that sends tokens to the ranks of their experts, including the tensor-parallel
-    ranks of an expert. With ``back``, results return.
+    """Add the communication that sends tokens to the ranks of their experts, including the gather over the
+    tensor-parallel ranks of an expert. If ``back`` is True, add the communication that returns the results.
     """
     if r.layout.expert_node:
         return dispatch_in_two_levels(r, k, name, mixture.block, x, back=back)
@@ -220,10 +221,10 @@ def _shared_forward(r: ModelRank, k: KernelWriter, block: Experts, key: str, nor
 
 
 def _bias_sizes(r: ModelRank, mixture: _MixtureSizes) -> tuple[TensorSpec, TensorSpec, TensorSpec] | None:
-    """Return the tensors needed to add the biases of experts: the results, the results in 32 bits, and the
-    router scores of the rows.
+    """Return the tensors that the kernels read to add the biases of experts: the results, the results in 32
+    bits, and the router scores of the rows.
 
-    None if biases are not added in separate kernels, because the block has none or a compiler fuses them.
+    None if biases have no separate kernels, because the block has no biases or a compiler fuses them.
     """
     if not mixture.block.bias or r.training.style != "megatron":
         return None
@@ -389,7 +390,7 @@ class _ExpertMatrices(NamedTuple):
 
 
 def _experts_kernel(r: ModelRank, k: KernelWriter, matrices: _ExpertMatrices, after: list[Value]) -> int:
-    """Add the fused kernel of a mixture: both grouped products with the activation function between them.
+    """Add the fused kernel of a mixture: both grouped matmuls with the activation function between them.
 
     Estimators read all sizes from its operands: tokens, the matrices of a rank, the scores of all experts,
     and the chosen experts.

@@ -47,8 +47,8 @@ __all__ = [
 
 
 class Convention(Enum):
-    """Convention of a source for counting the pairs of query and key in attention FLOPs: all pairs, or only
-    those that a causal mask leaves.
+    """Convention of a source for counting attention FLOPs: all pairs of query and key, or only the pairs that
+    a causal mask leaves.
     """
 
     HALF = "half"
@@ -93,8 +93,8 @@ _PARTS: Mapping[type[Block], str] = {
 
 
 def forward_parts(model: Model, seq: int, convention: Convention = Convention.HALF) -> dict[str, float]:
-    """Return the forward FLOPs per token for each part of the model. FLOPs that depend on the sequence are
-    averaged over its tokens.
+    """Return the forward FLOPs per token for each component of the model. FLOPs that depend on the length of
+    the sequence are averaged over its tokens.
     """
     parts: defaultdict[str, float] = defaultdict(float)
     for block, count in Counter(model.blocks()).items():
@@ -127,8 +127,8 @@ def forward_flops(model: Model, seq: int, convention: Convention = Convention.HA
 def model_flops(model: Model, training: Training, convention: Convention = Convention.HALF) -> float:
     """Return the model FLOPs of a training step: three times the forward pass.
 
-    If only adapters are trained, frozen matrices count twice, because they have no gradient. Attention still
-    counts three times, because all of its operands have gradients.
+    If only adapters are trained, matmuls with frozen matrices count two times instead of three, because the
+    matrices have no gradient. Attention counts three times, because all of its operands have gradients.
     """
     blocks = Counter(model.blocks())
     attention = sum(
@@ -143,10 +143,10 @@ def hardware_flops(model: Model, training: Training, layout: Layout | None = Non
     """Return the hardware FLOPs of a training step: model FLOPs, recomputation, and work that ranks repeat or
     pad (:func:`rank_flops`), including padding tokens of experts.
 
-    Recomputation includes the modules that the settings name, and the scores in the backward pass of fused
-    attention (arXiv 2205.14135, 2307.08691: five products instead of four). ``layout`` gives the layers of
-    each stage; without it, one rank is assumed. All ranks are counted like the busiest one, as in an op
-    graph. Adapters are counted on every rank that has them.
+    Recomputation includes the modules that the settings name. It also includes the scores in the backward
+    pass of fused attention, which has five matmuls instead of four (arXiv 2205.14135, 2307.08691). ``layout``
+    gives the layers of each stage; without it, one rank is assumed. All ranks are counted like the busiest
+    one, as in an op graph. Adapters are counted on every rank that has them.
     """
     seq, layout = training.seq, layout or Layout()
     recomputed = 0.0
@@ -167,8 +167,8 @@ def hardware_flops(model: Model, training: Training, layout: Layout | None = Non
 
 
 def _adapters(model: Model, layout: Layout, training: Training, *, backward: bool) -> Iterator[float]:
-    """Yield the FLOPs of the adapters in a step, for one rank of each stage. With ``backward``, add two
-    gradients each and recomputation.
+    """Yield the FLOPs of the adapters in a step, for one rank of each stage. If ``backward`` is True, the two
+    gradient matmuls of each adapter matrix and recomputation are included.
     """
     rank = ModelRank(model, layout, training)
     count = micro_batches(layout, training)

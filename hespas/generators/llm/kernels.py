@@ -101,14 +101,15 @@ _VECTORS: Mapping[str, _VectorKernel] = {
 
 @dataclass(slots=True)
 class KernelWriter:
-    """Writer that adds the nodes of one part (a pass) to a template graph.
+    """Writer that adds the nodes of one pass (``part``) to a template graph.
 
     ``module`` is the module path of the next nodes. ``follow`` lists nodes for which the next compute node
-    waits. While ``again`` is set, nodes recompute the forward pass: their ports are stored in ``local``, so
-    that readers use the recomputed values. ``made`` collects the gradients of weights until a caller empties
-    it. ``queues``: each communicator has a separate stream, as in NCCL, and sends to other stages share one.
-    ``tf32``: f32 products run on TF32 units, otherwise in IEEE f32. ``pending`` maps a result to the residual
-    stream to which it has yet to be added; ``sums`` maps a result to the node that added it.
+    waits. While ``again`` is True, nodes recompute the forward pass: the ports of their results are stored in
+    ``local``, so that readers use the recomputed values. ``made`` collects the gradients of weights until a
+    caller empties it. ``queues``: each communicator has a separate stream, as in NCCL, and sends to other
+    stages share one stream. ``tf32``: f32 matmuls run on TF32 units, otherwise in IEEE f32. ``pending`` maps
+    a result to the residual stream to which it has yet to be added; ``sums`` maps a result to the node that
+    added it.
     """
 
     builder: GraphBuilder
@@ -155,10 +156,11 @@ class KernelWriter:
         control: Sequence[int] = (),
         port: str = "",
     ) -> int:
-        """Add a node that depends on the values ``after`` (data) and the nodes ``control``. ``port`` names
-        its result.
+        """Add a node that depends on the values ``after`` (data) and the nodes ``control``, and return it.
+        ``port`` is a name for its result, by which other passes refer to it.
 
-        A result that is written ``in_place``, into weights, gradients or states, needs no new memory.
+        ``in_place`` is True if the result overwrites weights, gradients or states, so that it needs no new
+        memory.
         """
         builder = self.builder
         operands = [self._row(tensor) for tensor in reads]
@@ -207,8 +209,8 @@ class KernelWriter:
         return number
 
     def name_port(self, port: str, value: Value) -> None:
-        """Give a value of this pass the name ``port``, by which other passes refer to it. Values of other
-        passes already have a name and are skipped.
+        """Give a value of this pass the name ``port``, by which other passes refer to it. A ``value`` that is
+        itself a port of another pass is skipped.
         """
         if isinstance(value, str):
             value = self.local.get(value, -1)
@@ -301,8 +303,8 @@ class KernelWriter:
         )  # fmt: skip
 
     def _products(self, types: tuple[str, str]) -> int:
-        """Return the number of 16-bit products that emulate one product: more than one for IEEE f32, which
-        TF32 units cannot compute.
+        """Return the number of 16-bit matmuls that emulate one matmul: 1, or more for IEEE f32, which TF32
+        units cannot compute.
         """
         return FULL_F32_PRODUCTS if types == ("f32", "f32") and not self.tf32 else 1
 
@@ -319,10 +321,12 @@ class KernelWriter:
         scale: float = 1.0,
         in_place: bool = False,
     ) -> int:
-        """Add an elementwise, row-wise or indexing ``kernel``, a row of the table ``_VECTORS``.
+        """Add an elementwise, row-wise or indexing kernel and return its node. ``kernel`` is a key of the
+        table ``_VECTORS``.
 
-        FLOPs per element apply to the larger of the first operand and the first result, multiplied by
-        ``scale``. A kernel that gathers rows (embedding) reads only these rows.
+        The FLOPs are the kernel's FLOPs per element, multiplied by ``scale`` and by the elements of the first
+        operand or the first result, whichever is larger. A kernel that gathers rows (embedding) reads only
+        these rows.
         """
         spec = _VECTORS[kernel]
         elements = scale * max(_elements(tensor) for tensor in (*reads[:1], *writes[:1]))
@@ -354,10 +358,12 @@ class KernelWriter:
         after: Sequence[Value] = (),
         port: str = "",
     ) -> int:
-        """Add fused attention; the backward kernel recomputes the scores and makes three gradients.
+        """Add fused attention and return its node. The backward kernel recomputes the scores and computes the
+        gradients of queries, keys and values.
 
-        ``cache`` is the element type of keys and values if it differs from that of queries. ``adds``: the
-        kernel reads the results (or the gradient of queries) of attention to other keys, and adds to them.
+        ``cache`` is the element type of keys and values if it differs from the type of queries. ``adds`` is
+        True if the kernel adds its result (or the gradient of queries) to the result of attention to other
+        keys.
         """
         q = TensorSpec((shape.batch, shape.heads, shape.queries, shape.head_dim), element)
         k = TensorSpec((shape.batch, shape.kv_heads, shape.keys, shape.head_dim), cache or element)
@@ -401,8 +407,8 @@ class KernelWriter:
         port: str = "",
         in_place: bool = False,
     ) -> int:
-        """Add a copy from the device to the host (``stores``) or from the host to the device. Its bytes are
-        counted once, for the host link.
+        """Add a copy between device and host and return its node. ``stores`` is True for a copy from the
+        device to the host. Its bytes are counted once, for the host link.
         """
         size = self.bytes_of(tensor)
         return self.node(
@@ -432,8 +438,8 @@ class KernelWriter:
         port: str = "",
         in_place: bool = False,
     ) -> int:
-        """Add a collective. ``tensor`` is the whole buffer: the result of an all-gather, the operand of other
-        kinds.
+        """Add a collective and return its node. ``tensor`` is the whole buffer: the result of an all-gather,
+        the operand of other kinds.
 
         Raises ``InvariantError`` for groups of one rank.
         """

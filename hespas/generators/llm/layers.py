@@ -129,9 +129,11 @@ class ModelEnds:
         )
 
     def loss_backward(self, k: KernelWriter, grad: Value = -1) -> Value:
-        """Add the gradient of the input of the head, starting with the last loss.
+        """Add the backward pass of the loss, the head and the norm before it. Each call takes the next loss,
+        the last one first. Return the gradient of the hidden stream.
 
-        ``grad`` is the gradient from layers of multi-token prediction that read the same input.
+        ``grad`` is a gradient of the same hidden stream, from a layer of multi-token prediction that reads it
+        too (-1: none).
         """
         r = self.rank
         key = f"loss{r.model.mtp_layers - k.count('loss')}"
@@ -152,8 +154,8 @@ class ModelEnds:
         return LinearLayer(name="mtp_proj", inputs=2 * r.hidden, outputs=r.hidden, rows=r.rows)
 
     def next_token(self, k: KernelWriter, number: int, x: Value) -> Value:
-        """Add the projection of two normalised hidden vectors to one, the start of a multi-token prediction
-        layer (arXiv 2412.19437, section 2.2).
+        """Add the start of a multi-token prediction layer: the hidden stream and the embedding are
+        normalised, joined, and projected to the hidden width (arXiv 2412.19437, section 2.2).
         """
         r = self.rank
         x = k.sums.get(x, x)
@@ -184,8 +186,8 @@ class ModelEnds:
     def shared_gradients(
         self, k: KernelWriter, stage: int, done: Sequence[Value], weights: RankWeights
     ) -> list[Value]:
-        """Add all-reduces of the gradients of weights that several ranks hold. These are weights replicated
-        over tensor-parallel ranks, and an embedding that both the first and the last stage have.
+        """Add all-reduces of the gradients of weights that several ranks hold. These are weights that
+        tensor-parallel ranks replicate, and an embedding that the first and the last stage share.
         """
         r = self.rank
         nodes: list[Value] = []
@@ -261,8 +263,8 @@ class ModelEnds:
 
 @contextmanager
 def _recomputing(k: KernelWriter) -> Generator[None]:
-    """Return a context in which forward kernels are written into the backward pass. Later readers use their
-    values instead of the values of the forward pass.
+    """Return a context in which forward kernels are written into the backward pass to recompute values. Nodes
+    that are written later read the recomputed values.
     """
     k.again = True
     yield

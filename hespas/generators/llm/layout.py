@@ -35,16 +35,17 @@ class Layout:
     parallelism inside experts.
 
     ``zero``: 0 replicates the optimizer state, 1 shards it over data-parallel and context-parallel ranks, 2
-    also shards gradients, 3 also weights (FSDP). ``shard``: number of data-parallel ranks that share one copy
-    (0: all; fewer is hybrid sharding). ``sequence_parallel`` shards activations outside tensor-parallel
-    regions over tensor-parallel ranks. ``layers_first``, ``layers_last``: layers of the first and last stage
-    if stages are uneven (-1: even). ``embedding_counts``, ``head_counts``: the embedding counts as a layer of
-    the first chunk, the head as one of the last (Megatron-Core: ``account_for_embedding_in_pipeline_split``).
+    also shards gradients, 3 also weights (FSDP). ``shard``: number of data-parallel ranks over which one copy
+    is sharded (0: all; fewer is hybrid sharding). ``sequence_parallel`` shards activations outside
+    tensor-parallel regions over tensor-parallel ranks. ``layers_first``, ``layers_last``: layers of the first
+    and last stage if they differ from other stages (-1: all equal). ``embedding_counts``, ``head_counts``:
+    the embedding counts as a layer of the first chunk, the head as a layer of the last chunk (Megatron-Core:
+    ``account_for_embedding_in_pipeline_split``).
 
     ``ring_attention`` sends keys around a ring of context-parallel ranks; otherwise they are gathered. With
     ``context_all_to_all``, context-parallel ranks exchange tokens for heads instead (arXiv 2309.14509).
-    ``expert_node``: ranks of a node. A token is sent once to each node of its experts and forwarded inside
-    the node, as in DeepEP (0: it is sent directly to the rank of each expert).
+    ``expert_node``: number of ranks in a node. A token is sent once to each node of its experts and forwarded
+    inside the node, as in DeepEP (0: it is sent directly to the rank of each expert).
     """
 
     dp: int = 1
@@ -89,8 +90,8 @@ class Layout:
 
     @property
     def expert_sharded(self) -> int:
-        """Number of ranks over which one copy of an expert's optimizer state is sharded: the ranks of a shard
-        group that hold the same experts.
+        """Number of ranks over which the optimizer state of an expert is sharded: the ranks of a shard group
+        that hold the same experts.
         """
         return self.sharded * self.tp // (self.ep * self.etp)
 
@@ -102,8 +103,8 @@ class Layout:
 
 @dataclass(frozen=True)
 class RankGroups:
-    """Rank groups and messages of a layout, in symbolic form. Each group set divides all ranks of the job
-    into disjoint groups.
+    """Group sets and permutations of a layout, computed from strides instead of lists of ranks. Each group
+    set divides all ranks of the job into disjoint groups.
     """
 
     layout: Layout
@@ -226,9 +227,9 @@ def micro_batches(layout: Layout, training: Training) -> int:
 def layers_of_stages(model: Model, layout: Layout) -> tuple[tuple[tuple[int, ...], ...], ...]:
     """Return the layer numbers of each chunk of each pipeline stage.
 
-    A chunk is a virtual stage. Chunk ``c`` of stage ``s`` is the ``c * pp + s``-th of all chunks, as in
-    Megatron-Core's interleaved schedule. Layers of multi-token prediction belong to the chunk of the last
-    layer.
+    A chunk is a virtual stage. Chunk ``c`` of stage ``s`` is chunk ``c * pp + s`` in the order of layers, as
+    in Megatron-Core's interleaved schedule; all are counted from 0. Layers of multi-token prediction belong
+    to the chunk of the last layer.
     """
     count, chunks = len(model.layers), layout.pp * layout.vp
     slots = count + layout.embedding_counts + layout.head_counts
@@ -372,8 +373,8 @@ _MOST_PASSES, _MOST_RANK, _MOST_FACTOR = 1 << 16, 1 << 20, 1e6
 
 
 def _bounds(model: Model, layout: Layout, training: Training) -> Iterator[BrokenRule]:
-    """Yield a violation for each setting that is too large for any machine. Generation writes every pass of a
-    pipeline, so such settings would also exhaust the memory of this machine.
+    """Yield a violation for each setting above its limit, which is larger than any real job. Every pass of a
+    pipeline is written out, so larger settings would exhaust the memory of the generating machine.
     """
     passes = micro_batches(layout, training)
     run = passes * -(-len(model.layers) // layout.pp) if layout.pp > 1 else 0
@@ -537,10 +538,11 @@ _PARTS: Mapping[str, tuple[type[Block], ...]] = {
 
 
 def possible_overlap(overlap: Overlap, model: Model, layout: Layout, lora_rank: int) -> Overlap:
-    """Return the part of the requested overlap that the model and the layout allow.
+    """Return the part of the requested overlap of communication and computation that the model and the layout
+    allow.
 
-    Token dispatch can overlap a shared expert only. Collectives of tensor-parallel ranks overlap matrix
-    products only with sequence parallelism and trained matrices.
+    Token dispatch can only overlap a shared expert. Collectives of tensor-parallel ranks overlap matmuls only
+    with sequence parallelism and trained matrices.
     """
     pipelines = layout.tp == 1 or (layout.sequence_parallel and not lora_rank)
     shares = any(isinstance(block, Experts) and block.shared_ffn for block in model.blocks())

@@ -26,8 +26,9 @@ __all__ = ["ScannedBatch", "backward_mamba", "forward_mamba", "scanned_chunks", 
 
 
 class ScannedBatch(NamedTuple):
-    """Group of ``batch`` sequences with ``tokens`` new tokens each. ``resumes``: the sequences have a state
-    from earlier tokens. ``steps``: tokens pass the recurrence one by one, and not in chunks.
+    """Batch of ``batch`` sequences with ``tokens`` new tokens each. ``resumes`` is True if the sequences have
+    a state from earlier tokens. ``steps`` is True if the recurrence processes tokens one by one, otherwise in
+    chunks.
     """
 
     batch: int

@@ -42,14 +42,14 @@ _WORKSPACE_BYTES = 32 * 2**20
 
 @dataclass(frozen=True)
 class RankState:
-    """State of a rank between passes: weights of its ``layers``, gradients, optimizer state and gathered
+    """Memory of a rank between passes: weights of its ``layers``, gradients, optimizer state and gathered
     weights.
 
-    Mixed precision with Adam: 16-bit weights, gradients accumulated in 32 bits, 32-bit weights and two 32-bit
-    moments (arXiv 1710.03740, 1412.6980). ZeRO-1 shards the 32-bit weights and the moments over data-parallel
-    ranks, ZeRO-2 also the gradients, ZeRO-3 also the weights (arXiv 1910.02054). Sharded weights are gathered
-    layer by layer. Trained four-bit weights are converted from a 16-bit copy (arXiv 2509.25149). Frozen
-    weights, and all weights of a rank that ``serves``, do not need this copy.
+    Mixed precision with Adam has 16-bit weights, gradients accumulated in 32 bits, 32-bit weights and two
+    32-bit moments (arXiv 1710.03740, 1412.6980). ZeRO-1 shards the 32-bit weights and the moments over
+    data-parallel ranks, ZeRO-2 also the gradients, ZeRO-3 also the weights (arXiv 1910.02054). Sharded
+    weights are gathered layer by layer. Trained four-bit weights are converted from a 16-bit copy (arXiv
+    2509.25149). Frozen weights, and all weights of a rank that ``serves``, have no such copy.
     """
 
     rank: ModelRank
@@ -80,8 +80,8 @@ class RankState:
 
     @property
     def in_torch(self) -> bool:
-        """True if the optimizer updates the weights that the model holds, which are converted to other
-        formats at each use (any framework but Megatron-Core).
+        """True if the optimizer updates the weights of the model directly, and these are converted to other
+        formats at each use. This holds for all frameworks except Megatron-Core.
         """
         return self.rank.training.style != "megatron"
 
@@ -93,8 +93,8 @@ class RankState:
         return self.rank.training.style == "maxtext"
 
     def _trained_bytes(self, level: int, bytes_each: int) -> int:
-        """Return the bytes of optimizer state or gradients for the trained parameters, ``bytes_each`` per
-        parameter. They are sharded if the ZeRO level of the layout is at least ``level``.
+        """Return the bytes of a state with ``bytes_each`` bytes per trained parameter, such as gradients. The
+        state is sharded if the ZeRO level of the layout is at least ``level``.
         """
         dense, experts = bytes_each * self.weights.dense, bytes_each * self.weights.experts
         return self._shard(dense, experts) if self.rank.layout.zero >= level else dense + experts
@@ -165,8 +165,9 @@ class RankState:
 
     @cached_property
     def placeholders(self) -> int:
-        """Bytes of the placeholder gradients of Transformer Engine, which adds gradients directly to the
-        accumulated ones. All matrices of one shape share a placeholder.
+        """Bytes of the placeholder gradients of Transformer Engine: autograd needs a gradient tensor,
+        although the gradients are added directly to the accumulated gradients. All matrices of one shape
+        share a placeholder.
         """
         rank = self.rank
         if self.in_torch or not rank.trains_weights or self.shards_weights:
@@ -180,8 +181,8 @@ class RankState:
 
     @cached_property
     def workspaces(self) -> int:
-        """Bytes of the workspaces of matrix libraries. Megatron-Core has separate ones for layers, for other
-        products in both passes, and for four streams of experts.
+        """Bytes of the workspaces of matmul libraries. Megatron-Core has separate workspaces for layers, for
+        other matmuls in both passes, and for four streams of experts.
         """
         if self.in_torch:
             return _WORKSPACE_BYTES
@@ -219,8 +220,8 @@ _STEADY = 4
 
 @dataclass(frozen=True)
 class StageMemory:
-    """Peak memory of the ranks of a stage. ``moment`` is the moment of the peak, ``parts`` are bytes by kind.
-    ``pooled`` are the additional bytes that the allocator reserves (None: unknown).
+    """Peak memory of the ranks of a pipeline stage. ``moment`` describes the time of the peak. ``parts`` are
+    the bytes by kind. ``pooled`` are the additional bytes that the allocator reserves (None: unknown).
     """
 
     stage: int
@@ -324,22 +325,23 @@ class _StageAccount:
 
     @property
     def _last_norm(self) -> Parts:
-        """Saved tensors of the norms after the layers.
+        """Bytes saved by the norms after the layers.
 
-        The last norm saves its input and its result, once per head. Each layer of multi-token prediction adds
-        two more norms, for the hidden stream and the embedding.
+        The last norm saves its input and its result, once per head. Each layer of multi-token prediction has
+        a further head. It also adds two norms, for the hidden stream and the embedding.
         """
         norms = 1 + 3 * self.rank.model.mtp_layers
         return {"norms and residuals": 2 * norms * self._stream}
 
     @property
     def _loss(self) -> int:
-        """Peak bytes of logits and loss. They are those of the backward pass: the forward pass needs no more.
+        """Peak bytes of logits and loss, which are reached in the backward pass.
 
-        With a fused loss, the gradient replaces the logits, or is part of the products that read it (XLA). If
-        PyTorch compiles the loss, the gradient is an additional tensor. Without fusion, PyTorch makes 32-bit
-        logits and their log-softmax; in the backward pass the log-softmax, its gradient and the gradient of
-        the logits exist together. Megatron-Core has one 32-bit copy, and copies it once more for a scatter.
+        With a fused loss, the gradient replaces the logits, or is fused into the matmuls that read it (XLA).
+        If PyTorch compiles the loss, the gradient is an additional tensor. Without fusion, PyTorch makes
+        32-bit logits and their log-softmax; in the backward pass the log-softmax, its gradient and the
+        gradient of the logits exist together. Megatron-Core has one 32-bit copy, and copies it once more for
+        a scatter.
         """
         count, training = self._logits, self.rank.training
         narrow = storage(count, self.rank.precision.compute)
@@ -348,11 +350,12 @@ class _StageAccount:
         return narrow + 8 * count if training.style == "megatron" else 12 * count
 
     def _gathered(self, chunk: int, position: int, *, backward: bool) -> Parts:
-        """Return the gathered weights that exist while a layer runs.
+        """Return the bytes of gathered weights that exist while the layer at ``position`` of ``chunk`` runs.
 
-        With ZeRO-3 they are the weights outside of layers (except in XLA), the layer's weights, and the next
-        layer's weights if those are gathered ahead; in the backward pass the gradients of the layer are
-        included. With ZeRO-2 they are all weights, except in Megatron-Core. Otherwise there are none.
+        With ZeRO-3 these are the weights outside of layers (except in XLA), the weights of the layer, and the
+        weights of the next layer if they are gathered in advance. In the backward pass the gradients of the
+        layer are added. With ZeRO-2 these are all weights, except in Megatron-Core. With other levels there
+        are none.
         """
         state, training, zero = self._state, self.rank.training, self.rank.layout.zero
         layers = self._layers[chunk]
@@ -412,8 +415,8 @@ class _StageAccount:
         yield _MemoryMoment("backward pass of the head", total(held, parts))
 
     def _embedding(self) -> _MemoryMoment:
-        """Return the memory at the gradient of the embedding. The gradient is a whole tensor in the format of
-        activations before it is accumulated or reduced.
+        """Return the memory while the gradient of the embedding is computed. Before it is accumulated or
+        reduced, this gradient is a whole tensor in the format of activations.
         """
         state, rank = self._state, self.rank
         table = -(-rank.model.vocab // rank.layout.tp) * rank.hidden
@@ -481,11 +484,11 @@ class _StageAccount:
         return StageMemory(self.stage, name, parts, self._pooled())
 
     def _pooled(self) -> Parts | None:
-        """Return the additional memory that the allocator reserves in separate pools of other streams.
+        """Return the additional bytes that the allocator reserves in the memory pools of other streams. None
+        except for PyTorch's FSDP (torchtitan with ZeRO-3).
 
-        These hold gathered weights, gradients that are reduced in 32 bits, and their shards. Blocks of 16-bit
-        logits are also counted, because they are too small to be reused for 32-bit logits. None except for
-        PyTorch's FSDP (torchtitan with ZeRO-3).
+        These pools hold gathered weights, gradients that are reduced in 32 bits, and their shards. Blocks of
+        16-bit logits are also counted, because they are too small to be reused for 32-bit logits.
         """
         state, training = self._state, self.rank.training
         if training.style != "torchtitan" or not state.shards_weights:

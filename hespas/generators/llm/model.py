@@ -49,9 +49,9 @@ Activation = Literal["silu", "gelu", "relu2"]
 class Attention(Bounded):
     """Multi-head attention with ``kv_heads`` key heads.
 
-    ``window`` is the number of keys that a query may attend to (0: all). ``chunk`` is the number of tokens in
-    blocks of the sequence that attend only to themselves (0: no blocks). ``qk_norm``: heads of queries and
-    keys are normalised.
+    ``window`` is the maximum number of keys that a query attends to (0: no limit). ``chunk`` divides the
+    sequence into blocks of this many tokens; tokens attend only to tokens of their block (0: no blocks).
+    ``qk_norm``: heads of queries and keys are normalised.
     """
 
     heads: int
@@ -97,9 +97,9 @@ class Mlp(Bounded):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experts(Bounded):
-    """Mixture of ``experts`` feed-forward blocks of width ``ffn``; a token uses ``topk`` of them, and a
-    shared expert of width ``shared_ffn`` (0: none). ``latent``: width of the experts' input and output
-    between two projections (0: the hidden width).
+    """Mixture of ``experts`` feed-forward blocks of width ``ffn``. A token uses ``topk`` of these experts,
+    and a shared expert of width ``shared_ffn`` (0: none). If ``latent`` is not 0, tokens are projected to
+    this width before the experts and back to the hidden width after them.
     """
 
     experts: int
@@ -114,10 +114,10 @@ class Experts(Bounded):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mamba(Bounded):
-    """Mamba-2 block with ``heads`` of ``head_dim`` dimensions and a state of ``state`` dimensions.
+    """Mamba-2 block with ``heads`` heads of ``head_dim`` dimensions and a state of ``state`` dimensions.
 
-    The heads of each of ``groups`` share the input and output maps (B and C). ``conv`` is the length of the
-    convolution, ``chunk`` the number of tokens that are scanned together.
+    Heads are divided into ``groups`` groups; the heads of a group share the input and output maps (B and C).
+    ``conv`` is the length of the convolution, ``chunk`` the number of tokens that are scanned together.
     """
 
     heads: int
@@ -151,9 +151,9 @@ class Model(Bounded):
     """Decoder model.
 
     ``tied``: the output head shares the weights of the embedding. ``post_norms``: the result of a block is
-    normalised too. ``max_positions`` is the number of learned positions. ``mtp_layers`` is the number of
-    layers of multi-token prediction. Each of them projects two hidden vectors to one and is followed by a
-    layer like the last one. Embedding and head are shared.
+    normalised too. ``max_positions`` is the number of learned position embeddings. ``mtp_layers`` is the
+    number of layers of multi-token prediction. Each of them projects two hidden vectors to one, followed by a
+    copy of the last layer, and uses the embedding and the head of the model.
     """
 
     name: str

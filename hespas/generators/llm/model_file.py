@@ -75,8 +75,8 @@ _SIZE_FUNCTIONS: Mapping[str, tuple[int, Callable[..., Fraction]]] = {
 
 
 class _SizeParser(ExpressionParser[Mapping[str, int]]):
-    """Parser of exact expressions over the sizes of a model, as in a model file. ``names`` are the sizes that
-    an expression refers to.
+    """Parser of the exact integer expressions over sizes in a model file. ``names`` are the sizes to which an
+    expression refers.
     """
 
     number = Fraction
