@@ -33,10 +33,11 @@ _BLOCK = 1 << 16
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EventNesting:
-    """Nesting of the events of each thread: a forest in which an event is below the event around it.
+    """Nesting of the events of each thread: for each event, the innermost event of the thread that encloses
+    it.
 
-    ``parent`` is the enclosing event (-1: none); ``order`` lists the events by thread and start, an enclosing
-    one before its children.
+    ``parent`` is the enclosing event (-1: none). ``order`` lists the events by thread and start; an enclosing
+    event precedes the events inside it.
     """
 
     parent: IntArray
@@ -49,8 +50,8 @@ class EventNesting:
     def of(
         cls, thread: IntArray, start: IntArray, end: IntArray, chosen: IntArray | None = None
     ) -> EventNesting:
-        """Return the nesting of events: an event is inside another one that runs when it starts, even if it
-        ends later. Only the rows ``chosen`` (None: all) take part. O(n log n).
+        """Return the nesting of events. An event is inside another one that is running when it starts, even
+        if it ends later than that. Only the rows ``chosen`` (None: all) take part. O(n log n).
         """
         rows = np.arange(len(start)) if chosen is None else chosen
         order = rows[np.lexsort((-end[rows], start[rows], thread[rows]))]
@@ -124,10 +125,11 @@ def _around(thread: IntArray, start: IntArray, end: IntArray) -> IntArray:
 
 
 def enclosing(thread: IntArray, start: IntArray, duration: IntArray) -> tuple[IntArray, IntArray]:
-    """Return, for each event, the innermost event of its thread that contains it, and its overtaker.
+    """Return, for each event, the innermost event of its thread that contains it, and its overtaker (-1:
+    none).
 
-    The overtaker of an event starts inside it and ends after it (-1: none). From then on the event encloses
-    no other one.
+    The overtaker of an event starts inside the event and ends after it. An event with an overtaker encloses
+    no event that starts later than the overtaker.
     """
     order = np.lexsort((-duration, start, thread))
     ends: list[int] = (start + duration)[order].tolist()
@@ -156,9 +158,11 @@ def enclosing(thread: IntArray, start: IntArray, duration: IntArray) -> tuple[In
 
 
 def nearest(wanted: BoolArray, parent: IntArray, start: IntArray) -> IntArray:
-    """Return, for each event in ``start``, the nearest ``wanted`` event among itself and those around it.
+    """Return, for each event in ``start``, the innermost ``wanted`` event among the event itself and the
+    events around it.
 
-    The result is -1 if none of them is wanted. ``parent`` is the event directly around each event (-1: none).
+    The result is -1 if none of these events is wanted. ``parent`` is the event directly around each event
+    (-1: none).
     """
     outer = parent.copy()
     while True:
@@ -176,7 +180,7 @@ def nearest(wanted: BoolArray, parent: IntArray, start: IntArray) -> IntArray:
 def match_rows(known: Sequence[IntArray], wanted: Sequence[IntArray]) -> IntArray:
     """Return, for each row of ``wanted``, the first row of ``known`` with the same numbers (-1: none).
 
-    Both are lists of columns. A number below 0 in the last wanted column matches nothing.
+    Both are sequences of columns. A row whose number in the last wanted column is negative matches nothing.
     """
     count, questions = len(known[0]), len(wanted[0])
     if not count or not questions:
@@ -200,7 +204,8 @@ def match_rows(known: Sequence[IntArray], wanted: Sequence[IntArray]) -> IntArra
 def around_launch(nesting: EventNesting, launch: IntArray, thread: IntArray, start: IntArray) -> IntArray:
     """Return the innermost event around the launch of each device event (-1: none).
 
-    ``thread`` and ``start`` describe the launches.
+    ``launch`` is the launch of each device event (-1: none). ``thread`` and ``start`` have one entry per
+    launch.
     """
     host = np.full(len(launch), -1, np.int64)
     launched = np.flatnonzero(launch >= 0)
@@ -210,10 +215,10 @@ def around_launch(nesting: EventNesting, launch: IntArray, thread: IntArray, sta
 
 
 def exclusive(thread: IntArray, start: IntArray, end: IntArray) -> IntArray:
-    """Return the exclusive time of each operation: its own time without the operations inside.
+    """Return the exclusive time of each operation: its time without the operations inside it.
 
-    At every moment of a thread the last started operation that still runs owns the time. The sum over a
-    thread is exactly the length of the union of its operations, even if they overlap without nesting.
+    Each moment of a thread counts for the operation that started last and still runs. The sum over a thread
+    is exactly the length of the union of its operations, even if they overlap without nesting.
     """
     order = np.lexsort((-end, start, thread))
     threads: list[int] = thread[order].tolist()
@@ -256,8 +261,8 @@ def _drain(stack: list[int], ends: list[int], own: list[int], now: int, until: i
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _SlicePairs:
-    """Begin and end events that were paired to slices. ``begin`` and ``end`` are rows of events (end -1:
-    never ended). ``orphans`` counts ends without a begin.
+    """Begin and end events that were paired to slices. ``begin`` and ``end`` are rows of events; ``end`` is
+    -1 if the slice never ended. ``orphans`` counts end events without a begin event.
     """
 
     begin: IntArray
@@ -321,10 +326,11 @@ the alignment.
 
 
 def common_order(first: Sequence[int], second: Sequence[int]) -> list[tuple[int, int]]:
-    """Return the positions of a longest common subsequence, window by window: linear in the length.
+    """Align two records of the same operations, with gaps in either. Return pairs of positions with equal
+    numbers.
 
-    It aligns two records of the same operations with gaps in either. Within a window the result is a longest
-    one (bit-parallel, Hyyro 2004).
+    The pairs are a longest common subsequence (bit-parallel, Hyyro 2004), found window by window, so that the
+    time is linear in the length. Only within a window is the subsequence guaranteed to be a longest one.
     """
     pairs: list[tuple[int, int]] = []
     left, right = 0, 0

@@ -10,10 +10,11 @@ __all__ = ["program_bytes"]
 
 
 def program_bytes(parameters: Sequence[float], results: Sequence[float], donated: Iterable[int]) -> str:
-    """Return the value of :data:`~hespas.graph.PROGRAM_BYTES` for a program, empty if a size is unknown.
+    """Return the memory of a program as text for its metadata (:data:`~hespas.graph.PROGRAM_BYTES`), empty if
+    a size is unknown.
 
-    It has the bytes of the parameters, of the results, and of the parameters that results overwrite.
-    ``donated`` are the positions of parameters that may be overwritten, each by a result of the same size.
+    The text has the bytes of the parameters, of the results, and of the parameters that results overwrite.
+    ``donated`` are the indices of parameters that may be overwritten, each by a result of the same size.
     """
     results_by_size, overwritten = Counter(results), 0.0
     for position in sorted(donated):

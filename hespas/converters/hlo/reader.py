@@ -58,8 +58,8 @@ def read_hlo(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> Work
 def read_module(
     data: bytes, path: str, options: ReadOptions, diagnostics: Diagnostics, *, in_order: bool = False
 ) -> Workload:
-    """Read an HLO module from memory as a workload. ``path`` is used in messages; ``in_order`` is as in
-    :func:`workload_of`. Raises the errors of :func:`read_hlo`.
+    """Read an HLO module from memory as a workload. ``path`` names the module in messages. ``in_order`` has
+    the same meaning as in :func:`workload_of`. Raises the errors of :func:`read_hlo`.
     """
     module = parse_module(source_of(data, path))
     try:
@@ -98,8 +98,9 @@ def workload_of(
 ) -> Workload:
     """Convert a parsed module to a workload with one graph for all devices. O(inlined instructions).
 
-    ``in_order``: the device runs compute instructions one after the other in text order, the schedule of XLA
-    for GPUs and TPUs; control dependencies chain them. (XLA for CPUs runs any instruction that is ready.)
+    ``in_order`` means that the device runs compute instructions one after another in text order, which is the
+    schedule of XLA for GPUs and TPUs. Control dependencies then chain these instructions. XLA for CPUs runs
+    any instruction that is ready.
     """
     ordered = callees_first(module)
     if not module.marked and len(module.computations) > 1:
@@ -178,8 +179,8 @@ def _shorten_async(computations: Mapping[str, Computation]) -> None:
 
 
 def _single_operation(body: Computation) -> int:
-    """Return the instruction number of the root if it is the only operation of a computation and reads
-    parameters only, else -1.
+    """Return the instruction number of the root if the root is the only operation of a computation and reads
+    only parameters. Otherwise return -1.
     """
     work = [index for index, opcode in enumerate(body.opcodes) if opcode not in STRUCTURE]
     if work != [body.root] or body.opcodes[body.root] in _KEPT_LONG:
@@ -227,9 +228,9 @@ _MADE_BY_PARTITIONER = "_spmd"
 
 @dataclass(slots=True)
 class _NamedIds:
-    """Numbers of replicas, partitions, devices and message peers that the ids in collectives imply: one more
-    than the largest id of each kind. ``channels`` is True if a collective runs across partitions, and
-    ``over_all`` if one has an empty list of groups, which means all devices.
+    """Smallest numbers of replicas, partitions, devices and message peers for which all ids in collectives
+    are valid: one more than the largest id of each kind. ``channels`` is True if a collective runs across
+    partitions. ``over_all`` is True if a collective has an empty list of groups, which means all devices.
     """
 
     replicas: int = 1
@@ -250,7 +251,7 @@ def device_count(module: HloModule) -> int:
 
 def _device_counts(module: HloModule, options: ReadOptions, diagnostics: Diagnostics) -> tuple[int, int]:
     """Return the numbers of replicas and partitions of the program. Raises ``FormatError`` for invalid
-    counts, ``UnsupportedError`` for more than 2**24 devices.
+    numbers, and ``UnsupportedError`` for more than 2**24 devices.
     """
     header_counts = _stated_counts(module, options, diagnostics)
     replicas, partitions = (
@@ -312,8 +313,8 @@ def _device_counts(module: HloModule, options: ReadOptions, diagnostics: Diagnos
 
 
 def _stated_counts(module: HloModule, options: ReadOptions, diagnostics: Diagnostics) -> list[int | None]:
-    """Return the numbers of replicas and partitions in the header, None if absent. The options may state the
-    replicas.
+    """Return the numbers of replicas and partitions that the header states, None if absent. ``options`` may
+    state the number of replicas or of devices.
 
     Raises ``UsageError`` if the replicas do not divide the requested number of devices.
     """
@@ -341,8 +342,8 @@ def _stated_counts(module: HloModule, options: ReadOptions, diagnostics: Diagnos
 
 
 def _grown(counts: tuple[int, int], free: tuple[bool, bool], named: _NamedIds) -> tuple[int, int]:
-    """Return the numbers of replicas and partitions, raised until every id in a collective is valid. Only
-    counts marked in ``free`` may be raised.
+    """Return the numbers of replicas and partitions, increased until every id in a collective is valid.
+    ``counts`` are the numbers so far. ``free`` states for each of them if it may be increased.
     """
     replicas, partitions = counts
     replicas = max(replicas, named.replicas) if free[0] else replicas
@@ -368,8 +369,9 @@ def _count(module: HloModule, key: str) -> int:
 
 
 def _named_ids(module: HloModule, *, complete: bool) -> _NamedIds:
-    """Collect the largest ids in all collectives. Malformed groups are ignored here and reported later. With
-    ``complete`` groups that do not contain all ids are ignored, too, because XLA rejects them.
+    """Return the numbers of devices that the ids in all collectives require. Malformed groups are ignored
+    here and reported later. With ``complete``, groups that do not contain all ids are also ignored, because
+    XLA rejects them.
     """
     named = _NamedIds()
     seen: set[tuple[str | None, ...]] = set()
@@ -434,9 +436,9 @@ def _named(module: HloModule, key: str, text: str, *, complete: bool) -> int:
 
 
 def _is_global(module: HloModule) -> bool:
-    """Return True if the module has not been partitioned: it calls the partitioner, or has shardings but no
-    communication. In a partitioned program only parameters and results have shardings. A compiled program has
-    a schedule, and the partitioner has renamed its entry.
+    """Return True if the module has not been partitioned. Such a module calls the partitioner, or has
+    shardings but no communication. In a partitioned program only parameters and results have shardings. A
+    compiled program is partitioned: it has a schedule, and the partitioner has renamed its entry.
     """
     if module.entry.name.endswith(_MADE_BY_PARTITIONER):
         return False
@@ -536,8 +538,8 @@ def callees_first(module: HloModule) -> list[Computation]:
 
 
 def _check_inlined_size(module: HloModule, ordered: list[Computation]) -> None:
-    """Raise ``UnsupportedError`` for a module that is too large after inlining: nodes of calls, operations of
-    fusions, or values in tuples. O(instructions).
+    """Raise ``UnsupportedError`` for a module that would be too large after inlining. Nodes of calls,
+    operations of fusions, and values in tuples are limited. O(instructions).
     """
     nodes: dict[str, int] = {}
     fused: dict[str, int] = {}

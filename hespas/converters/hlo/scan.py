@@ -141,10 +141,10 @@ def unquote(value: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class HloText:
-    """HLO text with the path of its file. Positions are character offsets into ``text``.
+    """HLO text and the path of its file. Positions are character offsets into ``text``.
 
-    ``origin`` is a prefix for positions in messages, for text that is not the file itself (printed from a
-    proto).
+    ``origin`` is a prefix for positions in messages, for text that is not the content of the file (for
+    example, text that was printed from a proto).
     """
 
     text: str
@@ -284,8 +284,8 @@ def _field(data: bytes, position: int, tag: int) -> tuple[bytes, int] | None:
 
 
 def _is_module(data: bytes) -> bool:
-    """Return True if the bytes begin like an ``HloModuleProto``: module name, entry name, then a computation
-    whose first field is its own name (fields 1, 2, 3).
+    """Return True if the bytes begin like an ``HloModuleProto``: module name (field 1), entry name (field 2),
+    then a computation (field 3) whose first field is its own name.
     """
     module = _field(data, 0, _NAME_TAG)
     entry = _field(data, module[1], _ENTRY_TAG) if module else None

@@ -78,9 +78,10 @@ _BY_WIDTH = {"1": "i8", "2": "bf16", "4": "f32", "8": "i64", "16": "complex<f64>
 
 
 def kind_of_communication(names: Iterable[str], kernel: str) -> CollectiveKind:
-    """Return the kind of a communication, by the first name that states one.
+    """Return the kind of a communication from the first name that states a kind.
 
-    First come the names of the operations around it (``c10d::alltoall_base_``), then the name of its kernel.
+    The names of the operations around the communication (``c10d::alltoall_base_``) come first, then the name
+    of its kernel.
     """
     stated = [name for name in names if name != "record_param_comms"]
     for name in (*stated, kernel_facts(kernel).family, kernel):
@@ -106,11 +107,12 @@ def stated_group(text: str) -> GroupSet | None:
 class CostedOps:
     """Device work as a graph, with the relation between its nodes and the profile's events.
 
-    ``node`` is the node of each event, shape ``(events,)``. Per node: ``host_op`` is the row of the profile's
-    host operation that covers it (-1: none); ``busy_ns`` is the sum over its events, which adds up to the
-    device time of the profile (except for events that end before they start); ``costed`` is True if FLOPs and
-    bytes are both known. The graph's ``duration_ns`` is the time during which any event of a node ran, which
-    is less if events overlap. ``groups`` has the other facts about nodes.
+    ``node`` is the node of each event, shape ``(events,)``. The next three have one entry per node.
+    ``host_op`` is the row of the profile's host operation that covers the node (-1: none). ``busy_ns`` is the
+    sum over the events of the node. All sums add up to the device time of the profile (except for events that
+    end before they start). ``costed`` is True if FLOPs and bytes are both known. The graph's ``duration_ns``
+    is the time during which any event of a node ran, which is less than ``busy_ns`` if events overlap.
+    ``groups`` has further columns per node.
     """
 
     graph: OpGraph
@@ -196,8 +198,8 @@ def costed_ops(profile: Profile, diagnostics: Diagnostics | None = None) -> Cost
 
 @dataclass(frozen=True, slots=True)
 class _NodeSource:
-    """Origin of one node of the graph: its role, its host operation and its longest event; ``answers`` as in
-    :class:`EventGroups`.
+    """Origin of one node of the graph. ``op`` is its host operation and ``event`` its longest event (-1:
+    none). ``answers`` is True if the cost of that operation covers the node.
     """
 
     role: EventRole
@@ -207,8 +209,8 @@ class _NodeSource:
 
 
 class _CostedGraphBuilder:
-    """Builder of a graph from measured operations. It costs each distinct operation once and repeats it
-    wherever the operation ran.
+    """Builder of a graph from measured operations. The cost of each distinct operation is computed once and
+    used for all nodes of that operation.
     """
 
     def __init__(self, profile: Profile, groups: EventGroups) -> None:
@@ -246,8 +248,8 @@ class _CostedGraphBuilder:
     def hint(self, kernel_id: int) -> DType | None:
         """Return the element type that the name of a kernel states, None if it states none.
 
-        It is needed for lists of tensors, whose element type a trace does not record. ``OpaqueType<2u>``
-        states only the width; a usual type of that width is returned.
+        Costs of lists of tensors need this type, because a trace does not record their element types.
+        ``OpaqueType<2u>`` states only the width; a usual type of that width is returned.
         """
         if kernel_id not in self.hints:
             kernel = self.text(kernel_id)
@@ -386,10 +388,11 @@ class _CostedGraphBuilder:
                 return AtenCost(Cost(facts.op_class, nan, nan, nan, nan, nan, rate_dtype))
 
     def _operation_cost(self, op: int, event: int) -> AtenCost:
-        """Return the cost of a host operation by the table.
+        """Return the cost of host operation ``op`` from the cost table.
 
-        FLOPs and bytes that the compiler states replace the figures of the table, except FLOPs of a product
-        of known extents. Bytes that are not known to be written are read.
+        FLOPs that the compiler states replace the number of the table, except FLOPs of a matmul. Bytes that
+        the compiler states are divided into the written bytes of the table and read bytes. If the written
+        bytes are unknown or more than stated, half of the stated bytes count as written.
         """
         name, shapes, types, strides, values = self._call_texts(op)
         parts = [CallTexts(*self._call_texts(part)) for part in self.parts.get(op, ())]

@@ -62,9 +62,9 @@ _FIGURES = ("flops", "useful_flops", "transcendentals", "bytes_read", "bytes_wri
 class EventCosts:
     """Costs of events as columns of shape ``(events,)``, as in :class:`hespas.graph.OpGraph`; NaN is unknown.
 
-    Events are device events, or host operations that are the work themselves. ``contractions.node`` is the
-    row of an event. Operands are on the first event of an operation, results on its last; ``types`` holds
-    their types.
+    Events are device events or, without a device, host operations. ``contractions.node`` is the row of an
+    event. The first event of an operation has its operands, and the last event its results. ``types`` is the
+    table of their types.
     """
 
     op_class: NDArray[np.uint8]
@@ -115,9 +115,9 @@ class EventCosts:
 def event_costs(profile: Profile, diagnostics: Diagnostics) -> EventCosts:
     """Return the cost of each device event of a profile with host operations. O(events log events).
 
-    The costs of the events of an operation add up to the cost of its node in :func:`.costed_ops`; fills and
-    copies of an operation with kernels are added to that. Diagnostics report work without a cost, and
-    operations with several kernels.
+    The costs of the events of an operation add up to the cost of its node in :func:`.costed_ops`. If an
+    operation has kernels, the bytes of its fills and copies are added to that. Diagnostics report work
+    without a cost, and operations with several kernels.
     """
     costed = costed_ops(profile, diagnostics)
     graph, node, duration_ns = costed.graph, costed.node, profile.duration_ns
@@ -187,8 +187,9 @@ def _split(
 ) -> FloatArray:
     """Divide a cost of each node among its events, in whole numbers that add up to the cost.
 
-    ``share`` is the share of each event, and ``main`` the event of each node that takes the remainder. Events
-    that are not in the mask ``bears`` get 0.
+    ``column`` is the cost of each node, ``node`` the node of each event, and ``share`` the share of each
+    event. ``main`` is the event of each node that gets the remainder. Events outside the mask ``bears`` get
+    0.
     """
     figure = column[node]
     with np.errstate(invalid="ignore"):
@@ -212,9 +213,9 @@ _MAX_NAMED = 10
 class _HostRoles:
     """Masks of host operations by their role. The cost of operations without a role is unknown.
 
-    Operations in ``bears`` have a cost, operations in ``idle`` cost nothing, and operations in
-    ``communicates`` are communication. ``undescribed`` are in the cost table, but the trace does not record
-    their inputs.
+    ``bears`` marks operations with a cost, ``idle`` operations without cost, and ``communicates``
+    communication. ``undescribed`` marks operations that are in the cost table but whose inputs the trace does
+    not record.
     """
 
     bears: BoolArray
@@ -267,9 +268,9 @@ def host_costs(
 ) -> EventCosts:
     """Return the cost of each host operation, shape ``(operations,)``; NaN is unknown.
 
-    ``communicates`` marks operations whose time is network time: their cost is unknown, and calls around or
-    inside them cost nothing. ``touches`` marks operations with tensors, if that is known: other operations do
-    nothing. Diagnostics report operations without a cost. O(operations log depth).
+    ``communicates`` marks operations whose time is network time. Their cost is unknown, and operations around
+    or inside them cost nothing. ``touches`` marks operations with tensors (None: not known); all other
+    operations cost nothing. Diagnostics report operations without a cost. O(operations log depth).
     """
     roles = _HostRoles.of(host, strings, communicates, touches)
     rows = np.flatnonzero(roles.bears)

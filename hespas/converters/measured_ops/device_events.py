@@ -78,10 +78,11 @@ def is_to_device(kernel: str) -> bool:
 
 
 def event_roles(profile: Profile) -> NDArray[np.uint8]:
-    """Return the role of each event, by the communication that the profile states, kernel name and category.
+    """Return the role of each event (work, communication, copy, ...). It follows from the communication that
+    the profile states, the kernel name and the category.
 
-    Analyses, graphs and simulations use these roles, so all agree about what communicates. Each distinct pair
-    of name and category is evaluated once.
+    Analyses, graphs and simulations use these roles, so that all agree on the communicating events. Each
+    distinct pair of name and category is evaluated once.
     """
     strings = profile.strings
 
@@ -105,12 +106,12 @@ def event_roles(profile: Profile) -> NDArray[np.uint8]:
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class KernelBounds:
-    """Lower and upper bounds of the work of each event, read from its kernel name and its launch.
+    """Lower and upper bounds of the work of each event, derived from its kernel name and its launch shape.
 
     Columns have shape ``(events,)``; NaN is unknown. ``op_class`` is an ``OpClass`` code, ``fact`` the index
     of the kernel's name in ``facts``. ``elements`` counts elements of results; ``bytes`` are read and written
-    bytes together. Bytes of copies, fills and communication come from the profiler. No cost is derived from
-    bounds.
+    bytes together. Bytes of copies, fills and communication come from the profiler. Costs are not derived
+    from these bounds.
     """
 
     facts: tuple[KernelFacts, ...]
@@ -191,7 +192,7 @@ _MAX_DEPTH = 256
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WorkOwners:
-    """Operation to which each piece of device work belongs.
+    """Owner of each kernel, copy or fill: the host operation to which the work is attributed.
 
     ``op`` is the owning operation (-1: none). ``answers`` is True if the cost of this operation covers the
     work; otherwise the cost of the work is unknown.
@@ -202,8 +203,8 @@ class WorkOwners:
 
 
 def owners_of(host: HostOps, strings: StringTable, launched_by: IntArray) -> WorkOwners:
-    """Return the operations to which device work is attributed, given the host operations that launched it
-    (-1: unknown). O(distinct launching operations x depth).
+    """Return the host operation to which each piece of device work is attributed. ``launched_by`` is the
+    innermost operation that launched the work (-1: unknown). O(distinct launching operations x depth).
     """
     if not len(host):
         return WorkOwners(np.full(len(launched_by), -1, np.int64), np.zeros(len(launched_by), np.bool_))
@@ -248,10 +249,10 @@ def _innermost(chains: dict[int, list[int]], mask: BoolArray) -> frozenset[int]:
 class EventGroups:
     """Events grouped into nodes, which are numbered by their first start.
 
-    ``node`` is the node of each event. Per node: ``role``, ``host_op`` (-1: none), whether the cost of that
-    operation covers the node (``answers``), its ``longest`` event with its ``stream``, ``busy_ns`` (the sum
-    of event times) and ``duration_ns`` (the time during which any event ran). An event that ends before it
-    starts adds no time.
+    ``node`` is the node of each event. The other columns have one entry per node. ``host_op`` is the host
+    operation (-1: none), and ``answers`` is True if the cost of that operation covers the node. ``longest``
+    is the longest event, and ``stream`` its stream. ``busy_ns`` is the sum of event times, and
+    ``duration_ns`` the time during which any event ran. An event that ends before it starts adds no time.
     """
 
     node: SmallIntArray

@@ -70,10 +70,11 @@ def _programs(profile: Profile, diagnostics: Diagnostics) -> Iterator[tuple[str,
 def with_instruction_costs(
     profile: Profile, graph: OpGraph, node: IntArray, work: BoolArray, diagnostics: Diagnostics
 ) -> OpGraph:
-    """Add the costs of instructions to a graph. O(events log events + instructions).
+    """Add the costs of XLA instructions to a graph, from the programs in the profile. O(events log events +
+    instructions).
 
-    ``node`` is the node of each event, ``work`` marks events that compute. Each of those that names an
-    instruction has a node of its own.
+    ``node`` is the node of each event, and ``work`` marks events that compute. Each computing event that
+    names an instruction has a node of its own.
     """
     rows = np.flatnonzero(names_instruction(profile) & work)
     if not len(rows) or not any(name.startswith(_MODULE_PREFIX) for name in profile.attachments):

@@ -38,8 +38,8 @@ class RecordedSteps:
     ``span_ns`` is the time of each step from its first start to its last end. ``busy_ns`` is the time in
     which any event ran. A recording without annotated steps counts as one step, and ``is_annotated`` is then
     False. ``inside`` is the share of device time in steps, 0..1. ``period_ns`` is the time from the start of
-    a step to the start of the next one (for a single step: its length with its range on the host; -1:
-    unknown). ``times_ns`` is the sum of the node times in the attached graph (-1: unknown).
+    a step to the start of the next one (-1: unknown). For a single step it is the length of the step together
+    with its range on the host. ``times_ns`` is the sum of the node times in the attached graph (-1: unknown).
     """
 
     span_ns: list[float]
@@ -54,7 +54,7 @@ class RecordedSteps:
         return replace(self, times_ns=_known_ns(graph))
 
     def describes(self, graph: OpGraph) -> bool:
-        """Return True if the times of a graph are the recorded ones and not estimates. Times may differ by
+        """Return True if the times of ``graph`` are the recorded times and not estimates. Times may differ by
         rounding to whole nanoseconds.
         """
         rounded = 0.5 * float(np.abs(graph.executions).sum())
@@ -85,7 +85,8 @@ def recorded_steps(
     """Return the recorded steps of one rank from its events, None without events. O(events log events).
 
     ``step`` is the step of each event (-1: outside of any step). Events outside of steps are ignored, unless
-    no event is in a step. Starts in ``ranges`` are relative to the first start of an event.
+    no event is in a step. ``ranges`` are the host ranges of the steps; their starts are relative to the first
+    start of an event.
     """
     if not len(start_ns):
         return None
@@ -152,7 +153,7 @@ def recording_text(count: int, period_text: str) -> str:
 
 
 def recorded_steps_of(attachments: Mapping[str, bytes], name: str) -> RecordedSteps | None:
-    """Return the steps that are attached to a graph ``name``, None if there are none.
+    """Return the recorded steps in the ``attachments`` of the graph ``name``, None if there are none.
 
     Raises ``FormatError`` for a malformed document.
     """

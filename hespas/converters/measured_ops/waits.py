@@ -42,7 +42,7 @@ _COARSE_CLOCK_NS = 1000.0
 
 
 def clock_ns(start_ns: FloatArray, end_ns: FloatArray) -> float:
-    """Return the difference up to which two recorded times may be equal [ns].
+    """Return the largest difference between two recorded times that may be equal [ns].
 
     It is one step of the clock if all times are whole microseconds, else the rounding error of float
     nanoseconds.
@@ -55,8 +55,8 @@ def lanes_of(queue: IntArray, start_ns: FloatArray, end_ns: FloatArray, toleranc
     """Return a queue for each event so that no event starts before the previous one on its queue has ended.
 
     Events are in order of start. An event that overlaps the previous one by more than ``tolerance_ns`` gets a
-    queue of its own, numbered after all others. ``queue`` -1 means no queue. O(events log events), with a
-    loop over overlapping queues only.
+    queue of its own, numbered after all other queues. ``queue`` is the recorded queue of each event (-1:
+    none). O(events log events), with a loop over overlapping queues only.
     """
     lanes = queue.astype(np.int64)
     rows = np.flatnonzero(queue >= 0)
@@ -79,8 +79,8 @@ class LaunchTimes:
     """Host calls that enqueued device work, of shape ``(launches,)``.
 
     ``at_ns`` is the start of each call, on the clock of the device work; ``thread`` numbers threads. ``of``
-    is the launch of each node of device work (-1: not recorded). ``released`` are pairs of a launch and a
-    node: between its previous launch and this one, the thread was blocked until the node ended.
+    has one entry per node of device work: its launch (-1: not recorded). ``released`` are pairs (launch,
+    node): the thread was blocked until the node ended, between its previous launch and this launch.
     """
 
     at_ns: FloatArray
@@ -97,9 +97,10 @@ class LaunchTimes:
     @classmethod
     def recorded(cls, at_ns: FloatArray, thread: IntArray, start_ns: FloatArray) -> Self:
         """Return the launches of nodes that were launched at ``at_ns`` (NaN: not recorded) on ``thread``.
+        ``start_ns`` is the start of each node.
 
         Calls of a thread that start at the same time are one launch. A launch after the start of its work is
-        ignored, because their clocks differ.
+        ignored, because the clocks of host and device then differ.
         """
         recorded = np.flatnonzero(at_ns <= start_ns)
         keys, index = np.unique(np.stack((thread[recorded], at_ns[recorded])), axis=1, return_inverse=True)
@@ -115,15 +116,17 @@ def with_waits(
     launches: LaunchTimes | None = None,
     near: IntArray | None = None,
 ) -> OpGraph:
-    """Add the time of the host and delays to a graph, so that all device work starts as measured.
+    """Add host time and delays to a graph, so that all device work starts as measured.
 
-    ``start_ns`` counts from the first event of the recording, NaN for unmeasured nodes. Each host thread is a
-    chain of nodes, one per launch, which lasts from the previous launch, or from the release of the thread,
-    to this launch; time before the first event is dropped. A node of device work waits for its launch. If
-    that and its dependencies do not explain its start, it also waits for a delay, which follows the
-    dependency that ended last, or the node that is ``near`` (-1: none), or the last delay, if that ends
-    later: several nodes that wait together share one delay. Nodes are ordered after their dependencies, and
-    node ids are renumbered. O(n log n) for n nodes, launches and edges.
+    ``start_ns`` counts from the first event of the recording, NaN for unmeasured nodes. Each host thread
+    becomes a chain of nodes, one per launch. Such a node lasts from the previous launch, or from the release
+    of the thread, to this launch; time before the first event is dropped. A node of device work waits for its
+    launch.
+
+    If the launch and the dependencies do not explain the start of a node, the node also waits for a delay.
+    The delay follows the dependency that ended last, the node in ``near`` (-1: none), or the last delay, if
+    that ends later: several nodes that wait together share one delay. Nodes are ordered after their
+    dependencies, and node ids are renumbered. O(n log n) for n nodes, launches and edges.
     """
     calls = launches or LaunchTimes.none(len(graph))
     builder = _WaitBuilder(all_deps(graph), graph.duration_ns, calls, [] if near is None else near.tolist())
@@ -141,8 +144,8 @@ def with_waits(
 
 @dataclass(slots=True)
 class _HostThread:
-    """State of a host thread while waits are derived: its last node (-1: none), the end of that node, and the
-    device nodes that have released the thread since.
+    """State of a host thread while waits are derived. ``node`` is its last node (-1: none), and ``end_ns``
+    the end of that node. ``released`` are the device nodes that have released the thread since.
     """
 
     node: int = -1
@@ -153,8 +156,8 @@ class _HostThread:
 class _WaitBuilder:
     """Builder that adds host nodes and delays while it processes device work and launches in order of time.
 
-    Added nodes are numbered after all device work. ``added_thread`` is the thread of each (-1: a delay),
-    ``added_ns`` its time.
+    Added nodes are numbered after all device work. ``added_thread`` is the thread of each added node (-1: it
+    is a delay), and ``added_ns`` its duration.
     """
 
     def __init__(
@@ -297,9 +300,7 @@ class _WaitBuilder:
 
 
 def report_waits(graph: OpGraph, findings: Findings) -> None:
-    """Return by how much a rank would take longer if all computation and delays on the device ran one after
-    another, relative to the time of its graph. At least 0.
-    """
+    """Report the time of collectives with measured times, of host nodes, and of delays in a graph."""
     waits, delays = is_recorded_wait(graph), is_delay(graph)
     collectives = (graph.kind == int(NodeKind.COLLECTIVE)) & (graph.duration_ns > 0)
     measured = "collectives have their measured time, which includes waiting for other ranks"
@@ -315,10 +316,10 @@ def report_waits(graph: OpGraph, findings: Findings) -> None:
 def with_delays_alone(graph: OpGraph) -> OpGraph:
     """Return a graph of the same work at the same times, without host nodes and parallel delays.
 
-    It is for formats that support neither. All waiting becomes delays, each after the work (except
-    collectives) that ended last. So delays are short, and a device that runs one operation at a time is idle
-    during them. The times are the earliest ones in ``graph``, without limits on streams. O(n log n) for n
-    nodes and edges.
+    It is for formats that support neither. All waiting becomes delays. Each delay follows the work (except
+    collectives) that ended last. Delays are thus short, and a device that runs one operation at a time is
+    idle during them. The times are the earliest ones in ``graph``, without limits on streams. O(n log n) for
+    n nodes and edges.
     """
     waits = is_recorded_wait(graph)
     if not waits.any():
@@ -336,7 +337,8 @@ def with_delays_alone(graph: OpGraph) -> OpGraph:
 
 
 def serial_excess(graph: OpGraph) -> float:
-    """Return the relative excess of the serial time of a rank over the time of its graph, at least 0.
+    """Return by how much the serial time of a rank exceeds the time of its graph, as a fraction of that time
+    (at least 0).
 
     The serial time is the sum of all computation and delays on the device.
     """

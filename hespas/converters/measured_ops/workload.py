@@ -60,7 +60,7 @@ _MISSING_INPUT = MappingProxyType(
 def measured_workload(profile: Profile, diagnostics: Diagnostics) -> Workload:
     """Return one graph per rank, with one node per device event, in recorded order and time.
 
-    Host threads have nodes if launches are recorded, and delays take the rest of the time in which a queue
+    Host threads have nodes if launches are recorded. Delays represent the remaining time in which a queue
     waited. Ranks with equal graphs are one class. Costs come from :func:`.event_costs`. Raises
     ``UnsupportedError`` for a profile without device events, or without their starts. O(events log events).
     """
@@ -179,8 +179,8 @@ class _CollectiveRows:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _MeasuredRecording:
-    """Profile with the costs and collectives of its events, from which graphs of its ranks are made;
-    ``first_ns`` is the start of its first event.
+    """Profile with the costs and collectives of its events, from which the graphs of its ranks are made.
+    ``first_ns`` is the start of the first event.
     """
 
     profile: Profile

@@ -47,10 +47,10 @@ _OTHER_PREFIXES_FOLDED = tuple(map(fold_name, _OTHER_PREFIXES))
 
 
 def read_nsys(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> Profile:
-    """Read an export, also a gzipped one.
+    """Read an SQLite export of Nsight Systems, also a gzipped one.
 
     Raises ``UnsupportedError`` for a report that is not exported, and ``FormatError`` for a damaged database
-    and one without events.
+    or one without events.
     """
     if path.suffix in {".nsys-rep", ".qdrep"} and path.is_file():
         with open_input(path) as stream:
@@ -158,10 +158,10 @@ def _read_ranges(
     database: SqliteDatabase, strings: _NsysStrings, work: DeviceWork, findings: Findings
 ) -> tuple[GpuRanges, list[str]]:
     """Return the NVTX ranges and their texts. A range that was open at the end of the recording lasts until
-    then.
+    the end.
 
-    Table ``ENUM_NSYS_EVENT_TYPE`` lists the numbers of event types. A range has a text of its own, or
-    one of the table of texts.
+    Table ``ENUM_NSYS_EVENT_TYPE`` lists the numbers of event types. A range has a text of its own, or refers
+    to the table of texts.
     """
     table = database.read("NVTX_EVENTS", _RANGE_COLUMNS, ("text",))
     columns = table.integers
@@ -218,7 +218,8 @@ class _NsysWorkReader:
     def part(
         self, table: str, category: str, more: tuple[str, ...]
     ) -> tuple[DeviceWork, dict[str, IntArray]]:
-        """Return the work in one table without its names, and the further columns ``more``.
+        """Return the device work in one table, and the additional columns ``more``. The names of the work are
+        not set.
 
         Rows without times are dropped and reported. ``category`` is the category of all events.
         """
@@ -296,7 +297,8 @@ class _NsysWorkReader:
     def graphs(self, others: DeviceWork) -> DeviceWork:
         """Return the CUDA graphs that are recorded as a whole, one event per launch.
 
-        Graphs whose nodes are recorded too, in ``others``, are dropped, because the nodes have their time.
+        Graphs whose nodes are recorded too (in ``others``) are dropped, because the nodes already account for
+        their time.
         """
         part, columns = self.part("CUPTI_ACTIVITY_KIND_GRAPH_TRACE", "cuda_graph", ("graphId",))
         key = (part.process, part.correlation)
@@ -343,8 +345,8 @@ def _or_unknown(column: IntArray) -> IntArray:
 
 
 class _NsysStrings:
-    """Reader of the table ``StringIds`` of an export, to which other tables refer by number. Texts that are
-    used are added to ``builder``.
+    """Reader of the table ``StringIds`` of an export, which contains the texts for all other tables. Texts
+    that are used are added to ``builder``.
     """
 
     def __init__(self, database: SqliteDatabase, builder: StringTableBuilder) -> None:

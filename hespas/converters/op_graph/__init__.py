@@ -15,8 +15,8 @@ __all__ = ["FORMAT", "FORMAT_ARROW"]
 
 
 def _sniff_json(head: Head) -> int:
-    """Return the confidence that an input is an op graph in JSON: 100 for a document with its schema name, 60
-    for an object with a list of nodes that have an ``op``.
+    """Return the confidence that an input is an op graph in JSON. It is 100 for a document with the schema
+    name, 60 for an object with the keys ``nodes``, ``op`` and ``deps``, else 0.
     """
     data = head.data.removeprefix(BOM_UTF8).lstrip()
     if not data.startswith(b"{"):

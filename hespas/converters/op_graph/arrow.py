@@ -84,10 +84,10 @@ _REWRITE_HINT = "write the file again from its source"
 
 
 def read_arrow(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> Workload:
-    """Return the workload of an Arrow file.
+    """Return the workload of an op graph in an Arrow file.
 
-    Raises ``FormatError`` for a broken file or reference, and, unless ``options.lenient``, for duplicate ids
-    and cycles; ``UnsupportedError`` for another version or compressed buffers.
+    Raises ``FormatError`` for a damaged file or an invalid reference and, unless ``options.lenient``, for
+    duplicate ids and cycles. Raises ``UnsupportedError`` for another version or compressed buffers.
     """
     source = ArrowSource(path, options.max_bytes)
     stated_schema = source.metadata.get(b"schema", b"").decode("utf-8", "replace")[:80]
@@ -435,7 +435,7 @@ _ENCODER = msgspec.json.Encoder()
 
 
 def write_arrow(value: Value, path: Path, options: WriteOptions, diagnostics: Diagnostics) -> None:
-    """Write a workload; extra memory is small for any number of nodes.
+    """Write a workload as an op graph in an Arrow file. The extra memory is small for any number of nodes.
 
     Raises the errors of :func:`check_writable`, and ``OutputError`` for a failed write.
     """

@@ -132,8 +132,8 @@ class ClassOutline(Struct):
 
 
 class DocumentOutline(Struct):
-    """Document with only its nodes. It is decoded first, so that a document whose list has other values than
-    nodes is rejected before it uses memory.
+    """Document of which only the lists of nodes are decoded. It is decoded before the full document, so that
+    a document whose list has other values than nodes is rejected before it uses memory.
     """
 
     nodes: list[NodeOutline] | None = None
@@ -141,8 +141,8 @@ class DocumentOutline(Struct):
 
 
 class DocumentCollective(Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Row of :class:`hespas.graph.opgraph.CollectiveTable`. ``group_set`` is an index in the group sets of
-    the class; alternatively ``groups`` contains the group set itself.
+    """Collective of a node, a row of :class:`hespas.graph.opgraph.CollectiveTable`. ``group_set`` is an index
+    in the group sets of the class; alternatively ``groups`` contains the group set itself.
     """
 
     kind: str
@@ -156,8 +156,8 @@ class DocumentCollective(Struct, kw_only=True, forbid_unknown_fields=True, omit_
 
 
 class P2pEntry(Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Row of :class:`hespas.graph.opgraph.P2pTable`. ``permutation`` is an index in the permutations of the
-    class; alternatively ``pairs`` contains the permutation itself.
+    """Message of a node, a row of :class:`hespas.graph.opgraph.P2pTable`. ``permutation`` is an index in the
+    permutations of the class; alternatively ``pairs`` contains the permutation itself.
     """
 
     permutation: Row | None = None
@@ -227,11 +227,12 @@ class PermutationSpec(Struct, kw_only=True, forbid_unknown_fields=True, omit_def
 class NodeEntry(
     Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True, rename={"op_class": "class"}
 ):
-    """Node. Only ``op`` and ``deps`` are required; other fields have the defaults of a graph.
+    """Node of an op graph document. Only ``op`` and ``deps`` are required; other fields have the defaults of
+    a graph.
 
-    ``id`` defaults to the position. ``kind`` and ``class`` default to values that follow from ``collective``,
-    ``p2p`` and ``contractions``, ``useful_flops`` to ``flops``, and ``multiplicity`` to the product of the
-    trip counts of the enclosing regions.
+    ``id`` defaults to the position in the list. ``kind`` and ``class`` default to values that follow from
+    ``collective``, ``p2p`` and ``contractions``. ``useful_flops`` defaults to ``flops``, and ``multiplicity``
+    to the product of the trip counts of the enclosing regions.
     """
 
     id: _UInt | None = None
@@ -277,7 +278,7 @@ class _ClassFields(Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class RankClass(_ClassFields, kw_only=True, forbid_unknown_fields=True):
-    """Rank class. Its nodes are not decoded with it, but one at a time.
+    """Rank class of an op graph document. Its nodes are decoded later, one at a time.
 
     ``deps_by`` states if ``deps``, ``control_deps`` and ``carried`` hold node ids or positions in ``nodes``.
     Positions are written if ids are not unique.
@@ -287,7 +288,7 @@ class RankClass(_ClassFields, kw_only=True, forbid_unknown_fields=True):
 
 
 class OpGraphDocument(_ClassFields, kw_only=True, forbid_unknown_fields=True):
-    """Whole document. With one rank class, the fields of :class:`RankClass` may be here.
+    """Whole op graph document. With one rank class, the fields of :class:`RankClass` may be here.
 
     ``rank_class`` is run-length encoded: ``[class, number of ranks]`` in rank order; class -1 marks ranks
     that are not in the file.
@@ -375,8 +376,8 @@ def parse_enum(kind: type[IntEnum], text: str) -> int:
 
 
 def inferred_kind(*, collective: bool, p2p: bool, contraction: bool) -> tuple[int, int]:
-    """Return the node kind and operation class that a node has if the document states none. They follow from
-    its rows in side tables.
+    """Return the default kind and operation class of a node. They depend on the entries ``collective``,
+    ``p2p`` and ``contractions`` that the node has.
     """
     if collective:
         return int(NodeKind.COLLECTIVE), int(OpClass.COLLECTIVE)
@@ -457,7 +458,7 @@ def spell_groups(groups: GroupSet) -> GroupSpec:
 
 
 def parse_groups(value: GroupSpec) -> GroupSet:
-    """Return the group set that :func:`spell_groups` converted for the document. An iota form whose groups
+    """Return the group set from the text or lists that :func:`spell_groups` made. An iota form whose groups
     end within a dimension is accepted, too.
     """
     if isinstance(value, CommunicatorGroups):
@@ -502,8 +503,8 @@ def _numbers(text: str) -> tuple[int, ...]:
 def _cut(
     dims: Sequence[int], order: Sequence[int], groups: int, group_size: int, base: int
 ) -> StridedGroups | None:
-    """Return an iota form as strided groups if the boundary between groups and members lies between two of
-    its dimensions, else None.
+    """Return an iota form (``[4,2]<=[8]``) as strided groups. Return None if the members of a group do not
+    fill whole dimensions.
     """
     digits: list[Digit] = [(dims[axis], prod(dims[axis + 1 :])) for axis in order]
     cut, members = len(digits), 1

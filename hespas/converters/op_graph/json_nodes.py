@@ -88,8 +88,8 @@ _RAGGED = {"data_deps": "Q", "control_deps": "Q", "operands": "i", "results": "i
 
 
 class NodeColumns:
-    """Columns of the nodes of one rank class, which grow node by node. Call :meth:`add` for each node in
-    order, then :meth:`build`. Raises ``ValueError`` for an impossible value or reference.
+    """Growing columns of the nodes of one rank class. Call :meth:`add` for each node in order, then
+    :meth:`build`. Raises ``ValueError`` for an impossible value or reference.
     """
 
     def __init__(self, fields: RankClass, num_ranks: int) -> None:
@@ -265,9 +265,9 @@ class _IdLookup:
         self._order = None if counted else np.argsort(ids, kind="stable")
 
     def numbers(self, wanted: NDArray[np.uint64], owners: IntArray | None) -> IntArray:
-        """Return the node number of each wanted id. A missing id is reported as a fault and gives -1.
+        """Return the node number of each id in ``wanted``. A missing id is reported as a fault and gives -1.
 
-        ``owners`` are the nodes that refer to the ids.
+        ``owners`` are the nodes that refer to the ids, for messages.
         """
         nodes = np.uint64(len(self._ids))
         if not len(wanted):

@@ -45,10 +45,11 @@ _DECODE_ERRORS = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
 def read_json(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> Workload:
-    """Return the workload of a JSON document.
+    """Return the workload of an op graph in JSON.
 
-    Raises ``FormatError`` with line and byte for a malformed document, and, unless ``options.lenient``, for
-    duplicate ids, dangling dependencies and cycles; ``UnsupportedError`` for another version of the format.
+    Raises ``FormatError`` with line and byte for a malformed document and, unless ``options.lenient``, for
+    duplicate ids, dangling dependencies and cycles. Raises ``UnsupportedError`` for another version of the
+    format.
     """
     workload = _JsonGraphReader(path, options, diagnostics).read()
     return warn_of_whole_job(workload, "op-graph", path, diagnostics)
@@ -170,8 +171,9 @@ class _JsonGraphReader:
     def _decode_error(
         self, error: Exception, text: bytes | msgspec.Raw, start: int, where: str
     ) -> FormatError:
-        """Convert an error of the decoder for a part of the document. ``start`` and ``where`` are the part's
-        offset and path, to which the error's path is appended.
+        """Convert a decoding error in a part of the document to a ``FormatError`` with its position.
+        ``start`` is the offset of the part, and ``where`` its path, to which the path of the error is
+        appended.
         """
         if isinstance(error, RecursionError):
             position = f"{_position_text(self._data, start)}, {where}"

@@ -79,8 +79,8 @@ _Entry = (
 def check_writable(value: Value, path: Path, options: WriteOptions) -> Workload:
     """Return ``value`` as a workload that can be written.
 
-    Raises ``UsageError`` for a profile or a subset of ranks, and ``UnsupportedError`` for a type that the
-    readers reject.
+    Raises ``UsageError`` for a profile or a subset of ranks, and ``UnsupportedError`` for a tensor type that
+    the readers reject.
     """
     if not isinstance(value, Workload):
         raise UsageError(
@@ -106,7 +106,8 @@ def check_writable(value: Value, path: Path, options: WriteOptions) -> Workload:
 
 
 def write_json(value: Value, path: Path, options: WriteOptions, diagnostics: Diagnostics) -> None:
-    """Write a workload; memory is one chunk of nodes. A name that ends in ``.gz`` is compressed.
+    """Write a workload as an op graph in JSON. Memory: one chunk of nodes. If the name ends in ``.gz``, the
+    file is compressed.
 
     Raises the errors of :func:`check_writable`, and ``OutputError`` for a failed write.
     """
@@ -232,8 +233,8 @@ _COLLECTIVES = {member.value: member.name.lower() for member in CollectiveKind}
 
 
 def _type_spellings(graph: OpGraph) -> list[str]:
-    """Return for each row of the type table the text by which nodes refer to it: the type, with ``#row``
-    appended if several rows have equal text.
+    """Return the text of each tensor type in the type table, by which nodes refer to it. If several rows have
+    the same text, ``#`` and the row are appended.
     """
     types = graph.types
     spelled = [
@@ -430,8 +431,8 @@ def _rows(flat: Sequence[_Item], bounds: NDArray[np.integer]) -> list[tuple[_Ite
 def _side_rows(
     table: ColumnTable, part: slice, nodes: list[NodeEntry]
 ) -> Iterator[tuple[NodeEntry, list[Any]]]:
-    """Yield the rows of a side table for the nodes of a chunk: the node's struct, and the values of all
-    columns except ``node``.
+    """Yield the rows of a side table (such as collectives) for the nodes in ``part``. Each row is the entry
+    of its node and the values of all columns except ``node``.
     """
     columns = [getattr(table, name) for name in table.DTYPES]
     rows = slice(*np.searchsorted(columns[0], [part.start, part.stop]).tolist())

@@ -39,7 +39,7 @@ def encode_ranks(rank_class: SmallIntArray) -> tuple[_Run, ...]:
     """Return the class of each rank as runs ``[class, number of ranks]``. O(ranks); O(1) if all ranks have
     one class.
 
-    Ranks of the job whose program is not in the file have class -1.
+    Ranks of the job that are not in the file have class -1.
     """
     if 0 in rank_class.strides or not len(rank_class):
         return ((int(rank_class[0]), len(rank_class)),) if len(rank_class) else ()
@@ -157,11 +157,11 @@ _RANK_HINT = "state num_ranks, and each rank below num_ranks and at most once in
 
 
 def check_values(graph: OpGraph, num_ranks: int, fault: FaultReporter, where: str) -> None:
-    """Check all values on which passes, simulators and writers rely. O(size).
+    """Report all values of a graph on which passes, simulators and writers cannot rely. O(size).
 
-    Costs are between 0 and :data:`_MOST_COST`, loops carry values between their own nodes, only communicating
-    nodes have collectives or messages, and groups and permutations fit ``num_ranks``. ``where`` is the prefix
-    for positions of tables: ``$.`` or ``field``.
+    Costs must be between 0 and :data:`_MOST_COST`. Loops must carry values between their own nodes. Only
+    communicating nodes may have collectives or messages, and groups and permutations must fit ``num_ranks``.
+    ``where`` is the prefix for positions of tables: ``$.`` or ``field``.
     """
     for name in _NODE_COSTS:
         values: FloatArray = getattr(graph, name)

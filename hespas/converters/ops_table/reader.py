@@ -51,8 +51,8 @@ class _ChosenColumns:
 
 
 def read_ops_table(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> Profile:
-    """Read a table of events, or of operations by kind and sizes, each of which becomes an event. The table
-    may have several devices. Unknown columns are reported.
+    """Read a table of device events, or a table of operations by kind and sizes, in which each operation
+    becomes an event. The table may have several devices. Unknown columns are reported.
 
     Raises ``FormatError`` with the malformed line (CSV) or column (Parquet), and for a table without a column
     of durations or operations.
@@ -347,9 +347,8 @@ def _check_type(name: str, column_type: pa.DataType, path: str) -> None:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _HostOperationRows:
-    """Host operations of a table, and the operation of each row of the table (-1: none).
-
-    Operations are in the order of their first rows.
+    """Host operations of a table, in the order of their first rows. ``of_row`` is the operation of each row
+    of the table (-1: none).
     """
 
     host: HostOps
@@ -359,8 +358,8 @@ class _HostOperationRows:
 def _operations_of(table: _TableColumns, names: tuple[str, ...]) -> _HostOperationRows:
     """Return the host operations that a table describes.
 
-    A table has them if it has a column ``operation``, ``strides`` or ``values``. The first row of an
-    operation defines it. Its time, thread and parent are unknown.
+    A table has host operations if it has a column ``operation``, ``strides`` or ``values``. The first row of
+    an operation defines it. Times, threads and parents of the operations are unknown.
     """
     if not {"operation", "strides", "values"} & set(names):
         return _HostOperationRows(HostOps.empty(), np.full(table.rows, -1, np.int32))

@@ -34,8 +34,8 @@ _HALF_PAIR = re.compile(rb"\xed[\xa0-\xbf]")
 def write_ops_table(value: Value, path: Path, options: WriteOptions, diagnostics: Diagnostics) -> None:
     """Write the device events of a profile as Parquet (``.parquet``) or else CSV (``.gz``: gzipped).
 
-    Raises ``UsageError`` for other values, ``OutputError`` if the file cannot be written. ``diagnostics``
-    report facts about events for which the table has no column.
+    Raises ``UsageError`` for a value that is not a profile, and ``OutputError`` if the file cannot be
+    written. ``diagnostics`` report data about events for which the table has no column.
     """
     name = options.name or path.name
     if not isinstance(value, Profile):
@@ -147,8 +147,8 @@ def _is_linked(profile: Profile, part: slice) -> BoolArray:
 
 
 def _of_host(profile: Profile, column: SmallIntArray, part: slice) -> SmallIntArray:
-    """Return a column of host operations for each event in ``part``, by the operation of the event. Events
-    without an operation get row 0, the empty text.
+    """Return, for each event in ``part``, the value of its host operation in ``column``. Values are rows of
+    the string table. Events without an operation get row 0, the empty text.
     """
     if not len(column):
         return np.zeros(len(profile.host_event[part]), np.int32)

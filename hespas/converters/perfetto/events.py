@@ -100,8 +100,8 @@ class _EventFields(NamedTuple):
 
 
 class TrackEventColumns:
-    """Columns of the events of a Perfetto trace, one row per event. Texts are rows of ``strings``, arguments
-    rows of ``arguments`` (0: none).
+    """Columns of the events of a Perfetto trace, one row per event. Texts are indices into ``strings``, and
+    arguments indices into ``arguments`` (0: none).
     """
 
     def __init__(self, clocks: Clocks) -> None:
@@ -270,10 +270,10 @@ class TrackEventColumns:
         index: StageField,
         listed: list[str],
     ) -> str:
-        """Return the name of a GPU queue or stage.
+        """Return the name of a GPU queue or stage, empty if the event states none.
 
-        Field ``iid`` is the id of an interned name. Without it, field ``index`` is a position in the list
-        ``listed``.
+        ``values`` are the numeric fields of the event. Field ``iid`` is the id of an interned name. If it is
+        absent, field ``index`` is a position in the list of names ``listed``.
         """
         if iid in values:
             return self._looked_up(sequence, InternedDataField.GPU_SPECIFICATIONS, values[iid])

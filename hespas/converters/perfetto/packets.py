@@ -141,7 +141,8 @@ def text(data: bytes, start: int, end: int) -> str:
 
 
 class WireMessage(NamedTuple):
-    """Decoded protobuf message: numbers by field, and byte spans of texts and submessages by field.
+    """Decoded protobuf message. ``numbers`` has the numeric fields by field number, and ``spans`` the byte
+    spans of texts and submessages.
 
     Of a repeated field, only the last value is stored.
     """
@@ -177,7 +178,7 @@ def messages(data: bytes, start: int, end: int, *wanted: int) -> Iterator[tuple[
 
 @dataclass(slots=True)
 class PacketSequence:
-    """State of one writer's packets, to which later packets refer.
+    """State of the packets of one writer (a packet sequence), to which later packets refer.
 
     ``interned`` maps a field of ``InternedData`` and an id to a text. ``valid`` is False after lost packets,
     until the writer clears its state.
@@ -277,10 +278,10 @@ class Clocks:
             clock.last = shown
 
     def _moment_ns(self, read: list[tuple[_Key, int]]) -> int:
-        """Return the time of a snapshot on the trace's clock.
+        """Return the time of a clock snapshot on the trace's clock [ns].
 
-        ``read`` are the clocks in the snapshot with their values. The trace's clock is used if it is among
-        them, else the first clock with a known offset.
+        ``read`` has the clocks in the snapshot with their values. The value of the trace's clock is used, or
+        else the value of the first clock whose offset to it is known.
         """
         for key, shown in read:
             if key == (0, self.primary):
@@ -333,8 +334,9 @@ _MOST_PACKETS = 64
 
 
 def likelihood(data: bytes) -> int:
-    """Score the start of a file from 0 to 100. Other protobuf messages may look alike, so a typical packet
-    must have a time or a sequence number together with an event or a track description.
+    """Return the confidence, from 0 to 100, that the start of a file is a Perfetto trace. Other protobuf
+    messages may look alike, so a typical packet must have a time or a sequence number, and an event or a
+    track description.
     """
     if SCHEMA_ID.encode() in data:
         return 100

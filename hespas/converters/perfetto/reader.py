@@ -48,7 +48,7 @@ _EVERY = 1 << 14
 
 
 def read_perfetto(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> Profile:
-    """Read a trace. Raises ``FormatError`` with the malformed byte, ``UnsupportedError`` for packets
+    """Read a Perfetto trace. Raises ``FormatError`` with the malformed byte, ``UnsupportedError`` for packets
     compressed with zstd. Memory: the file and its columns.
     """
     data = read_bytes(path, options.max_bytes)
@@ -151,8 +151,8 @@ class _TrackSlices(ColumnTable):
 
 
 def _profile_of(facts: _TraceFacts, findings: Findings) -> Profile:
-    """Convert device slices to events and the others to host operations, linked by flows. Raises
-    ``FormatError`` if the trace has no slices.
+    """Convert slices on device tracks to device events, and all others to host operations. Flows link them.
+    Raises ``FormatError`` if the trace has no slices.
     """
     # Collect pairs of begin and end, complete events, and instant events (0 ns).
     kind, track = _column(facts.columns.kind), _column(facts.columns.track)
@@ -290,8 +290,8 @@ _TOO_LARGE = 1e300
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _StatedFacts:
-    """Annotations of the chosen events, as Hespas or other tools write them; ``rows`` maps each event to its
-    entry in ``arguments``.
+    """Annotations of the chosen events, in the spelling of Hespas or of other tools. ``rows`` is the index of
+    each event's annotations in ``arguments``.
     """
 
     arguments: tuple[dict[str, str | float], ...]
@@ -316,14 +316,15 @@ class _StatedFacts:
         return np.where(np.abs(numbers) < _TOO_LARGE, numbers, otherwise)
 
     def start_ns(self, shown_ns: IntArray) -> FloatArray:
-        """Return the exact starts in the annotations. If an exact start disagrees with the shown start,
-        because the trace was edited, the shown start is used.
+        """Return the exact starts in the annotations. If the annotation of an event disagrees with
+        ``shown_ns``, the start of the slice, the trace was edited, and the start of the slice is used.
         """
         exact_ns = self._numbers("start_ns")
         return np.where(agreeing(exact_ns, shown_ns), exact_ns, shown_ns)
 
     def duration_ns(self, shown_ns: IntArray) -> FloatArray:
-        """Return the exact durations in the annotations, or the shown durations where the two disagree.
+        """Return the exact durations in the annotations, or the durations of the slices (``shown_ns``) where
+        the two disagree.
 
         A slice whose exact duration is unknown or negative is shown with 0 ns.
         """

@@ -250,7 +250,7 @@ class _PerfettoWriter:
 @dataclass(slots=True)
 class _Interning:
     """Ids of interned texts by kind. A Perfetto trace writes a text once and refers to it by id.
-    :meth:`taken` returns the texts that are not written yet.
+    :meth:`taken` returns the texts that were added since the last call, to be written.
     """
 
     _numbers: dict[tuple[InternedDataField, str], int] = field(

@@ -74,12 +74,13 @@ _MIN_SHARE_RUN = 0.5
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CapturedGraph:
-    """One captured graph.
+    """Captured CUDA graph.
 
     ``launch`` are rows of the capture's launch calls in order of capture; ``host`` is the innermost operation
-    around each (-1: none). ``kind`` is ``COPY``, ``FILL`` or a kernel; ``name`` is the canonical name of the
-    kernel (empty: not stated). Graphs with the same ``family`` were captured one after another for the same
-    batch size. ``numbers`` are the batch size, or all numbers in the name of the range around the capture.
+    around each launch (-1: none). The next two have one entry per launch. ``kind`` is ``COPY``, ``FILL`` or a
+    kernel. ``name`` is the canonical name of the kernel (empty: not stated). Graphs with the same ``family``
+    were captured one after another for the same batch size. ``numbers`` is the batch size, or all numbers in
+    the name of the range around the capture.
     """
 
     launch: IntArray
@@ -103,8 +104,8 @@ class Capture:
     graphs: tuple[CapturedGraph, ...]
 
     def described(self, graph: CapturedGraph) -> tuple[tuple[str, ...], ...]:
-        """Return name, shapes and types of the operation that made each launch of a graph. Modules have no
-        description, because their names count layers.
+        """Return name, shapes and types of the operation that made each launch of a graph. The entry is empty
+        if that operation is a call of a module, because names of modules contain the number of the layer.
         """
         host, strings = self.trace.host, self.trace.strings
         columns = (host.name_id, host.dims_id, host.types_id)
@@ -129,7 +130,7 @@ def numbers_in(text: str) -> frozenset[int]:
 def _with_modules(trace: KinetoTrace) -> KinetoTrace:
     """Add calls of modules (``nn.Module: Linear_3``) to the host operations of a trace.
 
-    Then modules enclose the operations of a capture.
+    The nesting of the host operations then has the module around each captured operation.
     """
     calls, host = trace.function, trace.host
     is_module = mapped(calls.name_id, lambda row: trace.strings[row].startswith(_MODULE_PREFIX), np.bool_)
@@ -156,9 +157,9 @@ class _CaptureDetail(msgspec.Struct):
 
 
 def read_captures(paths: Sequence[Path], max_bytes: int) -> list[Capture]:
-    """Read traces in which graphs were captured. A path may be a folder of such traces.
+    """Read traces in which CUDA graphs were captured. A path may be a folder of such traces.
 
-    Raises what :func:`read_events` raises, and ``UsageError`` for a folder without a trace.
+    Raises the errors of :func:`read_events`, and ``UsageError`` for a folder without a trace.
     """
     files: list[Path] = []
     for path in paths:
@@ -186,11 +187,12 @@ def read_captures(paths: Sequence[Path], max_bytes: int) -> list[Capture]:
 
 
 def capture_of(path: Path, trace: KinetoTrace, nesting: EventNesting, first_family: int = 0) -> Capture:
-    """Return the captured graphs of a trace; ``nesting`` is that of its host operations.
+    """Return the captured graphs of a trace; ``nesting`` is the nesting of its host operations.
 
-    A graph is the launches between the calls that begin and end a capture. Without such calls, all launches
-    that ran nothing are one graph. Graphs of one family are captured for one size: until the named range
-    around them changes, or, without such ranges, until the first graph of the family comes again.
+    A graph has the launches between the calls that begin and end a capture. Without such calls, all launches
+    without device work are one graph. Graphs of one family are captured for one size. A family ends when the
+    named range around the captures changes or, without such ranges, when the first graph of the family occurs
+    again.
     """
     calls = trace.launch
     kind = _call_kinds(trace)
@@ -240,9 +242,9 @@ def capture_of(path: Path, trace: KinetoTrace, nesting: EventNesting, first_fami
 
 
 def _listed_sizes(path: Path) -> frozenset[int]:
-    """Return the batch sizes that ``execution_details.json`` in the folder of a trace lists for the trace.
+    """Return the batch sizes that ``execution_details.json`` in the folder of a trace lists for that trace.
 
-    The result is empty without such a file, which a serving engine writes.
+    Serving engines write this file. Without it the result is empty.
     """
     details = path.parent / _DETAILS_FILE
     if not details.is_file() or details.stat().st_size > _MAX_DETAILS_BYTES:
@@ -317,10 +319,11 @@ def _call_kinds(trace: KinetoTrace) -> IntArray:
 
 
 def _kernel_names(trace: KinetoTrace, nesting: EventNesting, launches: IntArray, host: IntArray) -> list[str]:
-    """Return the kernel name of each captured launch.
+    """Return the kernel name of each captured launch (empty: unknown).
 
-    If the call does not state it, the name comes from launches that ran (a warm-up) at the same site: same
-    place in an operation of the same name, shapes and types. They must all agree.
+    If the launch call does not state a name, the name comes from launches at the same site that ran on the
+    device, such as a warm-up. Two launches have the same site if they are the same launch within operations
+    of equal name, shapes and types. All launches of a site that ran must have the same kernel name.
     """
     strings = trace.strings
     stated: list[int] = trace.launch.kernel_id[launches].tolist()
@@ -347,8 +350,8 @@ def _kernel_names(trace: KinetoTrace, nesting: EventNesting, launches: IntArray,
 
 
 def _launch_sites(trace: KinetoTrace, host: IntArray) -> list[tuple[int, ...]]:
-    """Return the origin of each launch: name, shapes and types of its operation, and the number of the launch
-    within that operation.
+    """Return the site of each launch: name, shapes and types of the operation that made it, and the number of
+    the launch within that operation.
     """
     ops = trace.host
     num_before: defaultdict[int, int] = defaultdict(int)
@@ -384,10 +387,11 @@ def canonical_name(name: str) -> str:
 
 
 def function_name(name: str) -> tuple[str, ...]:
-    """Return the function's name with its namespaces and classes, without template arguments.
+    """Return the name of a kernel's function, split into namespaces, classes and function, without template
+    arguments.
 
-    A member of a class template is cut before the arguments of the class. The result is empty for a malformed
-    name.
+    For a member of a class template, the result ends before the arguments of the class. The result is empty
+    for a malformed name.
     """
     if name.startswith(_MANGLED):
         offset = len(_MANGLED)
@@ -421,11 +425,12 @@ def function_name(name: str) -> tuple[str, ...]:
 
 
 def kernel_symbols(replayed: Iterable[str], captured: Iterable[str]) -> tuple[dict[str, int], dict[str, int]]:
-    """Return the symbols of the replayed and of the captured kernels, by name.
+    """Return a number (symbol) for each kernel name, for the replayed and for the captured kernels. Equal
+    symbols mean the same kernel.
 
-    Equal symbols mean the same kernel. A name that both sides have is compared as it is. A name that only one
-    side has is compared by its function name, and only if exactly one of the two is mangled: two different
-    names of the same form are two kernels. The empty name is ``UNNAMED``.
+    A name that occurs on both sides is compared as it is. A name that occurs on one side only is compared by
+    its function name, and only with a name of the other form (mangled or not), because two different names of
+    the same form are two kernels. The symbol of the empty name is ``UNNAMED``.
     """
     sides = [dict.fromkeys(replayed), dict.fromkeys(captured)]
     one_sided = [{name for name in sides[side] if name not in sides[1 - side]} for side in (0, 1)]

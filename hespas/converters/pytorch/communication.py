@@ -119,10 +119,9 @@ def kernel_operation(kernel: str) -> CommunicationKind | None:
 
 
 class _DispatcherOp(NamedTuple):
-    """Argument positions of a dispatcher operation (-1: none): tensors, peer, tag, and the first of the two
-    lists of splits.
-
-    ``output`` equals ``input`` for an in-place operation.
+    """Communication operation of PyTorch's dispatcher, with the positions of its arguments (-1: none).
+    ``output`` and ``input`` are tensors; they are equal for an in-place operation. ``splits`` is the first of
+    the two lists of split sizes.
     """
 
     kind: CommunicationKind
@@ -134,8 +133,9 @@ class _DispatcherOp(NamedTuple):
 
 
 def _dispatcher_ops(names: str, *places: int, **others: int) -> dict[str, _DispatcherOp]:
-    """Return descriptions of PyTorch operations that have the same argument positions. Their names state
-    their kinds of communication.
+    """Return descriptions of several PyTorch operations with the same argument positions, by full name.
+    ``names`` are the names without ``c10d::``, separated by spaces; each name determines the kind of
+    communication.
     """
     return {
         f"c10d::{name}": _DispatcherOp(_KIND_OF_WORD[_letters(name)], *places, **others)
@@ -179,8 +179,8 @@ def states_communication(name: str) -> bool:
 def _of_library(node: EtNode) -> TraceCommunication | None:
     """Return the communication of a library operation.
 
-    The operand is the first tensor (the second if the first is a buffer that the operation copies into). The
-    result is the last tensor of an ``_out`` operation, else the operand itself.
+    The operand is the first tensor, or the second one if the first is a buffer into which the operation
+    copies. The result is the last tensor of an ``_out`` operation, else the operand itself.
     """
     word = node.name.rpartition("::")[2]
     match = _COLLECTIVE_OP.fullmatch(word)
@@ -265,9 +265,10 @@ class JobGroups(NamedTuple):
         return cls(members, max(world, largest, *sizes, 1))
 
     def find(self, name: str, ranks: Members, size: int) -> Members | None:
-        """Return the members of a group, None if they are unknown. An empty tuple means all ranks.
+        """Return the members of a process group, None if they are unknown. An empty tuple means all ranks.
+        ``ranks`` are the members that the communication states (empty: none), and ``size`` their number.
 
-        A group that is not listed has all ranks if its size is that of the job. A communication without a
+        A group that is not listed has all ranks if its size is the size of the job. A communication without a
         group name belongs to the only group, if there is exactly one.
         """
         if ranks:
@@ -301,9 +302,9 @@ class TraceCommunication:
     """One communication of one rank. Unknown bytes are NaN, unknown numbers -1, unknown texts empty.
 
     ``group`` is the name of the process group and ``ranks`` its members (empty: look up the name).
-    ``local_peer`` counts within the group, ``peer`` over all ranks. ``waits`` is True if the host waits for
-    the end. ``ragged`` is True if the parts of an exchange differ in size. ``reads`` and ``writes`` are
-    storages.
+    ``local_peer`` is the rank of the peer within the group, and ``peer`` its global rank. ``waits`` is True
+    if the host waits until the communication ends. ``ragged`` is True if the parts of an exchange differ in
+    size. ``reads`` and ``writes`` are numbers of storages (memory of tensors).
     """
 
     kind: CommunicationKind
@@ -431,7 +432,7 @@ def _stated_bytes(elements: str, dtype: DType | None) -> float:
 def recorded_communication(kineto: KinetoTrace, event: int) -> TraceCommunication | None:
     """Return the communication that a host operation of a profile starts, None if it starts none.
 
-    The operation is described as an execution trace would describe it, as far as the profile has its inputs.
+    The operation is converted to the form of an execution trace, as far as the profile has its inputs.
     """
     host, strings = kineto.host, kineto.strings
     name = strings[int(host.name_id[event])]
@@ -476,8 +477,8 @@ def _tensor_fields(shape: object, kind: str) -> list[Any] | None:
 
 
 def merged(facts: TraceCommunication, others: TraceCommunication | None) -> TraceCommunication:
-    """Return ``facts`` about a communication, with unknown ones filled in from ``others``, a second record of
-    the same communication.
+    """Return ``facts`` about a communication. Unknown values are filled in from ``others``, a second record
+    of the same communication.
     """
     if others is None:
         return facts

@@ -42,8 +42,9 @@ class _DeviceNodes:
     """Nodes of a device graph: device events, and communications without a device event.
 
     Nodes are in order of start, then of stream. ``event`` is the row of the device event (-1: none), ``host``
-    the host operation that caused it. ``queue`` numbers device and stream (-1 without a device event). A node
-    that overlaps the one before it on its stream has a queue of its own, numbered after those in ``queues``.
+    the host operation that caused it. ``queue`` numbers the pairs of device and stream, as in ``queues`` (-1
+    without a device event). A node that overlaps the previous node of its stream has a queue of its own,
+    numbered after these.
     """
 
     event: IntArray
@@ -90,7 +91,7 @@ class _DeviceNodes:
 
     def possible(self, edges: NodeEdges, findings: Findings) -> NodeEdges:
         """Return the dependencies that the measured times allow, and report the others. A dependency that the
-        times contradict comes from a storage that was reused.
+        times contradict is false: the memory of its tensor was reused for another tensor.
         """
         fits = edges.possible(self.queue, self.start_ns, self.end_ns)
         message = "dependencies through a storage that the measured times contradict are dropped"
@@ -179,10 +180,11 @@ class _StorageDataflow(NamedTuple):
 
     @classmethod
     def of(cls, linked: LinkedTrace, host: IntArray) -> _StorageDataflow:
-        """Return data and order dependencies of nodes that these host operations caused.
+        """Return the data and order dependencies between nodes, from the storages of the host operations
+        ``host`` that caused them.
 
-        An operation has its operands at its first node and its results at its last one. It is the innermost
-        operation that both the profile and the execution trace have.
+        The first node of an operation has its operands, and the last node its results. The operation of a
+        node is the innermost one that both the profile and the execution trace have.
         """
         count, trace = len(host), linked.trace
         trace_rows = linked.rows[: len(linked.kineto.host)]
@@ -269,8 +271,9 @@ class _StreamWait(NamedTuple):
 
 @dataclass(slots=True)
 class _HostBarrier:
-    """Device nodes for which a host thread has waited (a synchronisation). The next node that the thread
-    launches into each queue depends on them. ``informed`` are the queues with such a node.
+    """Synchronisation of a host thread. ``producers`` are the device nodes for which the thread has waited.
+    The next node that the thread launches into each queue depends on them. ``informed`` are the queues that
+    have such a node already.
     """
 
     producers: list[int] = field(default_factory=list[int])
@@ -279,11 +282,12 @@ class _HostBarrier:
 
 @dataclass(slots=True)
 class _LaunchOrder:
-    """Processing of host calls in order of time, to find which device nodes wait for which.
+    """Processing of host calls in order of time, to find the waits of device nodes for other device nodes.
 
     ``last`` is the last node of each queue, ``history`` all its nodes with their launch times. ``by_thread``
-    and ``by_queue`` are nodes for which the next launch of a thread, or into a queue, waits. ``pairs`` are
-    the waits of nodes for nodes; ``synced`` is, per pair of queues, the last node waited for. ``released``
+    has the nodes for which the next launch of a thread waits, and ``by_queue`` the nodes for which the next
+    launch into a queue waits. ``pairs`` are the waits found so far, as (waiting node, node). ``synced`` is,
+    per pair of queues, the last node of the second queue for which the first queue has waited. ``released``
     are pairs of a launched node and a node whose end released the launching thread.
     """
 
@@ -325,9 +329,10 @@ class _LaunchOrder:
         self.history.setdefault(queue, []).append((at_ns, node))
 
     def wait_on_host(self, thread: int, until_ns: int, *, all_queues: bool) -> None:
-        """Record that a thread was blocked until ``until_ns``, when the device work that it waited for ended.
+        """Record that a thread was blocked until ``until_ns``, when the device work for which it waited
+        ended.
 
-        That work is the last node of every queue if ``all_queues``, else the node that ended last.
+        It waited for the last node of every queue if ``all_queues``, else for the node that ended last.
         """
         ended = [node for node in self.last.values() if self.end_ns[node] <= until_ns + _COARSE_CLOCK_NS]
         if not all_queues and ended:
@@ -349,10 +354,11 @@ class _LaunchOrder:
 def _waits(
     trace: KinetoTrace, launch: IntArray, nodes: _DeviceNodes, findings: Findings
 ) -> tuple[NodeEdges, NodeEdges]:
-    """Return waits of nodes for nodes, and releases of launching threads by nodes.
+    """Return the waits of nodes for other nodes, and the releases of launching threads by nodes.
 
-    ``launch`` is the call that launched each node (-1: not in the trace). Releases are pairs of a launched
-    node and a node for whose end a synchronisation before the launch waited. O((calls + launches) log).
+    ``launch`` is the call that launched each node (-1: not in the trace). A release is a pair of nodes:
+    before the launch of the first node, the thread waited for the end of the second node. O((calls +
+    launches) log).
     """
     calls = trace.launch
     if not len(calls):

@@ -67,8 +67,8 @@ class NodeEdges(NamedTuple):
         return NodeEdges(self.consumer[mask], self.producer[mask])
 
     def possible(self, queue: IntArray, start_ns: IntArray, end_ns: IntArray) -> BoolArray:
-        """Return a mask of the dependencies that measured times do not contradict: those within a queue, and
-        those whose producer ended before the consumer started.
+        """Return a mask of the dependencies that measured times do not contradict. Producer and consumer are
+        on the same queue, or the producer ended before the consumer started.
         """
         same_queue: BoolArray = queue[self.consumer] == queue[self.producer]
         return same_queue | (end_ns[self.producer] <= start_ns[self.consumer])
@@ -84,10 +84,10 @@ class NodeEdges(NamedTuple):
         return self.where(~np.isin(keys, others.consumer * max(nodes, 1) + others.producer))
 
     def latest(self, queue: IntArray) -> NodeEdges:
-        """Return the dependencies on the last producer in each queue only.
+        """Return, for each consumer, only the dependency on the last producer of each queue.
 
-        A node that follows another on its queue waits for it anyway. Producers without a queue (-1) all
-        remain.
+        The other dependencies are redundant, because nodes of a queue run in order. Producers without a queue
+        (-1) all remain.
         """
         queue_of = queue[self.producer]
         without_queue = queue_of < 0
@@ -115,7 +115,7 @@ def chain(queue: IntArray) -> NodeEdges:
 
 
 class _StorageFlow(NamedTuple):
-    """Dependencies that result from reads and writes of storages.
+    """Dependencies that result from reads and writes of storages (memory of tensors).
 
     ``data``: a reader waits for the last writer. ``order``: a writer waits for earlier readers and writers of
     the same storage.
@@ -170,12 +170,13 @@ class TraceRank:
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class GraphDraft:
-    """Nodes in order of execution with their costs. ``communications`` are by node.
+    """Nodes in order of execution, with their costs and dependencies, from which a graph is assembled.
+    ``communications`` are by node.
 
-    ``start_ns`` are starts after the first node (NaN: not measured; None: no node was measured), ``launches``
-    the host calls that launched nodes. ``data`` and ``control`` are dependencies; :func:`assembled` drops and
-    reports those against the order of execution. Nodes of a ``queue`` (-1: none) all follow each other in
-    ``control``.
+    ``start_ns`` are starts relative to the first node (NaN: not measured; None: no node was measured).
+    ``launches`` are the host calls that launched nodes. ``data`` and ``control`` are dependencies;
+    :func:`assembled` drops and reports dependencies against the order of execution. All nodes of a ``queue``
+    (-1: none) are chained by ``control``.
     """
 
     name: str
@@ -199,7 +200,8 @@ class GraphDraft:
 
 
 def assembled(draft: GraphDraft, rank: TraceRank, diagnostics: Diagnostics) -> OpGraph:
-    """Return the graph, with waits if starts are known (:mod:`hespas.converters.measured_ops.waits`).
+    """Return the graph of a draft. If starts are known, waits are added
+    (:mod:`hespas.converters.measured_ops.waits`).
 
     Diagnostics report groups and peers that the trace does not name, and dependencies against the order of
     time.

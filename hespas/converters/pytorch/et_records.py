@@ -168,7 +168,8 @@ SCHEMAS: MappingProxyType[str, Callable[[msgspec.Raw], EtNode]] = MappingProxyTy
 
 
 def read_et(path: Path, max_bytes: int, version: str = "") -> _EtFile:
-    """Read a trace. ``version`` names the schema if the file has none or another one.
+    """Read an execution trace of PyTorch. ``version`` names the schema if the file states none or a wrong
+    one.
 
     Raises ``FormatError`` if the file is not such a trace and ``UnsupportedError`` for an unknown schema.
     Iterating over the nodes raises ``FormatError`` for a malformed node.
@@ -300,7 +301,8 @@ def tensors_of(values: EtValues) -> list[EtTensor]:
 def mutated_arguments(op_schema: str, name: str) -> frozenset[int]:
     """Return the indices of the arguments that an operation changes.
 
-    These are marked ``!`` in its schema. Without a schema it is the first argument if the name ends in ``_``.
+    These arguments are marked ``!`` in its schema. Without a schema, the first argument is changed if the
+    name ends in ``_``.
     """
     if "(" not in op_schema:
         return frozenset({0}) if name.endswith("_") and not name.endswith("__") else frozenset()
@@ -322,10 +324,11 @@ def mutated_arguments(op_schema: str, name: str) -> frozenset[int]:
 def storages_of(
     inputs: EtValues, outputs: list[EtTensor], changed: frozenset[int]
 ) -> tuple[list[int], list[int]]:
-    """Return the storages that an operation reads and writes.
+    """Return the storages (memory of tensors) that an operation reads and writes. ``changed`` are the indices
+    of inputs that the operation writes.
 
-    A result that shares its storage with an argument is a view. An operation that only makes views touches no
-    data.
+    A result that shares its storage with an argument is a view. An operation that only makes views reads and
+    writes nothing.
     """
     reads: dict[int, None] = {}
     writes: dict[int, None] = {}

@@ -69,10 +69,10 @@ class Events:
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class _DeviceEvents(Events):
-    """Work on devices; -1 for unknown numbers.
+    """Kernels, copies and fills on devices, one per row; -1 for unknown numbers.
 
-    ``collective_id`` is the JSON text of a collective's arguments. ``graph_node`` is the node of a captured
-    graph that the event replays.
+    ``collective_id`` is the row of the string table with a collective's arguments as JSON text.
+    ``graph_node`` is the node of the captured CUDA graph that the event replays.
     """
 
     correlation: IntArray
@@ -97,8 +97,8 @@ class _DeviceEvents(Events):
         return np.maximum(np.searchsorted(self.devices, self.device), 0)
 
     def own_streams(self) -> IntArray:
-        """Return stream numbers that are unique across devices. The device with most events keeps its
-        numbers; streams of other devices are numbered after the largest one.
+        """Return stream numbers that are unique across devices. The device with most events has the recorded
+        numbers. Streams of other devices are numbered after the largest of these.
         """
         if len(self.devices) < 2:
             return self.stream
@@ -112,9 +112,12 @@ class _DeviceEvents(Events):
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class HostEvents(Events):
-    """Operations on the host, with shapes, types, strides and values of inputs as JSON texts (row 0: none).
+    """Operations on the host. ``dims_id``, ``types_id``, ``strides_id`` and ``concrete_id`` are rows of the
+    string table (0: none). The strings there are JSON texts with the shapes, types, strides and values of the
+    inputs.
 
-    ``stated_id`` is a JSON list of the FLOPs and gigabytes that a compiler states for its kernel.
+    ``stated_id`` is such a row, too. Its text is the list [FLOPs, gigabytes] that a compiler states for its
+    kernel.
     """
 
     external_id: IntArray
@@ -139,8 +142,8 @@ class _LaunchEvents(Events):
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class _SyncEvents(Events):
-    """Waits of streams for events: ``stream`` waits for the event that call ``record`` (a correlation id)
-    recorded on ``wait_on_stream``.
+    """Waits of streams for CUDA events: ``stream`` waits for the event that was recorded on
+    ``wait_on_stream``. ``record`` is the correlation id of the call that recorded that event.
     """
 
     correlation: IntArray
@@ -239,8 +242,8 @@ class _KinetoColumns:
         """Drop events that are equal to an earlier one in all columns; return the categories of the dropped
         events.
 
-        A stream runs one event at a time, and a thread begins one at a time. So two events with time, place
-        and ids in common are one event that was written twice.
+        A stream runs one event at a time, and a thread begins one at a time. So two events with equal times,
+        tracks and ids are one event that was written twice.
         """
         if "id" not in self.columns:  # events without ids may be equal
             return np.empty(0, np.int64)
@@ -544,8 +547,8 @@ class TextRows(dict[_Value, int]):
 
 
 def _differ(split: str | list[int] | None) -> bool:
-    """Return True if the parts of an exchange differ in size between ranks. ``split`` has the sizes as
-    recorded; a trace abbreviates a long list with dots.
+    """Return True if the parts of an all-to-all exchange, one per rank, differ in size. ``split`` has the
+    recorded sizes, as a list or as text. In a text, dots abbreviate a long list.
     """
     if isinstance(split, str):
         split = [int(part) for part in split.strip("[] ").split(",") if part.strip().isdecimal()]

@@ -122,9 +122,9 @@ def read_folder(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> W
 
 
 def profiles_in(path: Path, options: ReadOptions) -> dict[Path, tuple[Path, ...]]:
-    """Return the profiles of runs in a folder, each with the captures that belong to it.
+    """Return the profiles of runs in a folder, each with the traces of graph captures that belong to it.
 
-    Raises what :func:`read_folder` raises for malformed or too many files.
+    Raises the errors of :func:`read_folder` for malformed or too many files.
     """
     files, captures = _runs_and_captures(path, options)
     return {file.path: _captures_of_rank(captures, file.rank) for file in files if file.is_profile}
@@ -133,8 +133,8 @@ def profiles_in(path: Path, options: ReadOptions) -> dict[Path, tuple[Path, ...]
 def _runs_and_captures(path: Path, options: ReadOptions) -> tuple[list[_TraceFile], list[_TraceFile]]:
     """Return the traces of runs, and the traces of graph captures, in a folder and in its sub-folders.
 
-    Captures are recognised by content. Only files whose names mention a capture, or of ranks with several
-    profiles, are read for that.
+    Captures are recognised by content. To save time, a file is only read for that if its name mentions a
+    capture, or if its rank has several profiles.
     """
     entries = sorted(path.iterdir()) if path.is_dir() else [path]
     nested = [inner for entry in entries if entry.is_dir() for inner in sorted(entry.iterdir())]
@@ -329,10 +329,10 @@ def _read_unmeasured(
 
 
 def _with_equal_payloads(graphs: list[OpGraph], diagnostics: Diagnostics, path: str) -> list[OpGraph]:
-    """Return the graphs in which a ragged all-to-all has the largest payload of all its ranks.
+    """Return the graphs of all ranks, in which each ragged all-to-all has the largest payload of any rank.
 
-    The largest part bounds the time of all ranks. The n-th all-to-all over a group set is the same exchange
-    on every rank. The bytes that a rank really sends stay in its ``operand_bytes``.
+    The largest payload determines the time of all ranks. The n-th all-to-all over a group set is the same
+    exchange on every rank. ``operand_bytes`` still has the bytes that a rank really sends.
     """
     ragged = CollectiveKind.RAGGED_ALL_TO_ALL
     largest: dict[tuple[object, int], float] = {}

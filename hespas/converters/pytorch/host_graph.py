@@ -33,9 +33,9 @@ _WORK = "gloo:"
 class HostCalls:
     """Communications of a run without a device.
 
-    A call starts a communication; its work is the event that communicates. ``work`` is the work of each call
-    (the call itself if it has no work of its own; a work without a call is its own call). ``communications``
-    are by call.
+    A call starts a communication. Another event, its work, transfers the data. ``work`` maps each call to its
+    work, or to itself if it has no work of its own. A work without a call counts as its own call.
+    ``communications`` are by call.
     """
 
     work: dict[int, int]
@@ -43,8 +43,8 @@ class HostCalls:
 
     @classmethod
     def of(cls, linked: LinkedTrace, works: IntArray) -> HostCalls:
-        """Assign each work (the device or thread part of a communication) to the last call before it, in the
-        order of record ids, or of starts if ids are missing.
+        """Assign each of the ``works`` (events that transfer data) to the last call before it. The order is
+        the order of record ids, or of starts if ids are missing.
         """
         comms = linked.host_communications()
         kineto, events = linked.kineto, linked.events
@@ -78,8 +78,8 @@ class CpuRun:
 
     ``order`` is the event of each node; ``node_of`` is the node of each event (-1: none). ``merged_into`` is
     the event with which an event was merged, usually itself. The other columns have one value per event:
-    ``thread``; ``queue``, whose events run one after another; ``own_ns``, the time without the events inside;
-    and ``start_ns`` and ``end_ns`` of that time.
+    ``thread``; ``queue``, whose events run one after another; ``own_ns``, the time without the events inside
+    it; and ``start_ns`` and ``end_ns``, between which that time is simulated.
     """
 
     calls: HostCalls
@@ -190,7 +190,7 @@ def host_run(linked: LinkedTrace) -> CpuRun:
 def _sequential_starts(thread: IntArray, start_ns: IntArray, own_ns: IntArray) -> IntArray:
     """Return starts at which the nested operations of a thread run one after another, in the same total time.
 
-    An operation inside another one starts when the own time of the outer one has passed.
+    An operation inside another one starts when the exclusive time of the outer one (``own_ns``) has passed.
     """
     ends: dict[int, int] = {}
     starts: list[int] = []
@@ -209,10 +209,10 @@ def works_of(linked: LinkedTrace) -> IntArray:
 
 
 def host_draft(linked: LinkedTrace, name: str, diagnostics: Diagnostics, path: str) -> GraphDraft:
-    """Return the nodes and dependencies of all operations.
+    """Return the nodes and dependencies of all operations of a run without a device.
 
-    The times of the nodes of a thread add up to the time of the thread, to the ns. The node of a
-    communication's work has the operation name of its call.
+    The times of the nodes of a thread add up to the time of the thread, to the ns. The event that transfers
+    the data of a communication has the operation name of the call that started it.
     """
     run = host_run(linked)
     run.report(diagnostics.about(path, "pytorch"))
@@ -255,9 +255,11 @@ def host_draft(linked: LinkedTrace, name: str, diagnostics: Diagnostics, path: s
 
 
 def _dataflow(linked: LinkedTrace, run: CpuRun, costs: EventCosts) -> tuple[EventCosts, NodeEdges, NodeEdges]:
-    """Return the costs with the tensor types of the execution trace, and dependencies through storages.
+    """Return the costs with the tensor types of the execution trace, and the data and order dependencies
+    through storages.
 
-    Dependencies are in order of start, and between threads only where times allow them.
+    Dependencies are in order of start. Between threads, only those that the measured times allow are
+    returned.
     """
     count, trace = len(run.order), linked.trace
     if trace is None:

@@ -70,13 +70,13 @@ _PROCESS_SUFFIX, _THREAD_SUFFIX = "|process]", "|thread]"
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class HostTrace:
-    """Operations in order of their ids, which is the order of their start. Columns have shape
-    ``(operations,)``.
+    """Operations of an execution trace in order of their ids, which is the order of their start. Columns have
+    shape ``(operations,)``.
 
     ``parent`` is the row of the enclosing call (-1: none). ``reads`` and ``writes`` are storages, numbered
-    densely; ``operands`` and ``results`` are rows of ``types``. ``shapes_id``, ``types_id``,
-    ``strides_id`` and ``values_id`` are the inputs of operations in the cost table, as JSON texts (row 0:
-    none). ``structural`` marks entries that are not operations: roots of processes and threads, lists of
+    densely; ``operands`` and ``results`` are rows of ``types``. ``shapes_id``, ``types_id``, ``strides_id``
+    and ``values_id`` are rows of ``strings`` (0: none), with the inputs of operations in the cost table as
+    JSON texts. ``structural`` marks entries that are not operations: roots of processes and threads, lists of
     groups. ``communications`` are by row.
     """
 
@@ -269,7 +269,8 @@ def _value_text(value: object) -> str:
 
 
 def _parents(ids: IntArray, parent_ids: IntArray, path: str) -> tuple[SmallIntArray, int]:
-    """Return the row of each node's parent (-1: none), and the number of parents that are missing.
+    """Return the row of each node's parent (-1: none), and the number of parents that are missing in the
+    trace.
 
     The node of the process is its own parent and gets -1. Raises ``FormatError`` for a cycle.
     """
@@ -296,9 +297,9 @@ _WORK_RANGE = re.compile(r"(?:gloo|nccl|rccl|mpi|ucc|xccl):")
 
 
 def read_execution_trace(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> Workload:
-    """Read the trace of one rank as a workload of one rank, or of the requested number of ranks.
+    """Read the execution trace of one rank as a workload of one rank, or of the requested number of ranks.
 
-    Raises ``FormatError`` or ``UnsupportedError`` as :func:`read_host_trace` and :func:`ranks_of_one` do.
+    Raises the errors of :func:`read_host_trace` and :func:`ranks_of_one`.
     """
     requested = requested_devices(options, str(path))
     trace = read_host_trace(path, options.max_bytes, StringTableBuilder(), options.version)
@@ -318,12 +319,12 @@ def read_execution_trace(path: Path, options: ReadOptions, diagnostics: Diagnost
 
 
 def host_trace_graph(trace: HostTrace, name: str, rank: TraceRank, diagnostics: Diagnostics) -> OpGraph:
-    """Return the graph of one trace, without times. Raises ``FormatError`` if it has no operation.
+    """Return the graph of one execution trace, without times. Raises ``FormatError`` if it has no operation.
 
     Each operation is a node, enclosing calls included. Operations of a thread follow each other, and
-    ``framework_id`` names the enclosing call. A communication is the node of the call that states it; the
-    named range of its work (``gloo:all_reduce``, ``nccl:all_reduce``) is skipped, because it repeats the
-    call. Only a call that states that it blocks delays the operations after it on its thread.
+    ``framework_id`` names the enclosing call. A communication is the node of the call that starts it. The
+    named range of the transfer (``gloo:all_reduce``, ``nccl:all_reduce``) is skipped, because it repeats the
+    call. A communication delays later operations of its thread only if the call states that it blocks.
     """
     is_work = np.zeros(len(trace), np.bool_)
     if trace.communications:
@@ -391,7 +392,7 @@ def host_trace_graph(trace: HostTrace, name: str, rank: TraceRank, diagnostics: 
 
 def _thread_order(thread: IntArray, queue: IntArray, comms: dict[int, TraceCommunication]) -> NodeEdges:
     """Return dependencies that order the operations of each thread. The operation after a communication waits
-    for the operation before it, and for the communication if that blocks.
+    for the operation before the communication. It also waits for the communication if that blocks the thread.
     """
     pairs: list[tuple[int, int]] = []
     threads: list[int] = np.unique(thread[list(comms)]).tolist()
@@ -420,10 +421,10 @@ def requested_devices(options: ReadOptions, path: str) -> int:
 def ranks_of_one(
     graph: OpGraph, number: int, diagnostics: Diagnostics, path: str, *, requested: int, recorded: int
 ) -> NDArray[np.int32]:
-    """Return the class of each rank of a job if only one of its ranks was recorded.
+    """Return the class of each rank of a job of which only one rank was recorded.
 
-    The other ranks are absent, or do the same if ``requested`` is more than 1. Raises ``UnsupportedError`` if
-    this rank cannot represent the requested ones.
+    If ``requested`` is more than 1, all requested ranks run the same graph. Otherwise the other ranks are
+    absent (class -1). Raises ``UnsupportedError`` if the recorded rank cannot represent the requested ones.
     """
     if requested > 1:
         if not _represents_all(graph, requested):
@@ -458,10 +459,11 @@ def ranks_of_one(
 def ranks_here(
     numbers: Sequence[int], graphs: Sequence[OpGraph], recorded: int, path: str
 ) -> NDArray[np.int32]:
-    """Return the class of each rank of a job of which some ranks were recorded, each in a class of its own.
+    """Return the class of each rank of a job of which the ranks ``numbers`` were recorded. Each of them has
+    its own class.
 
-    ``numbers`` are the recorded ranks. The job has ``recorded`` ranks, or more if groups and messages refer
-    to more. Raises ``FormatError`` for an impossible number.
+    The job has ``recorded`` ranks, or more if groups and messages refer to higher ranks. Raises
+    ``FormatError`` for an impossible number.
     """
     groups = [1 + highest_id(group_set) for graph in graphs for group_set in graph.group_sets]
     peers = [permutation.num_ranks for graph in graphs for permutation in graph.permutations]

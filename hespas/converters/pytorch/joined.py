@@ -42,8 +42,9 @@ _TEXT_COLUMNS = (
 
 
 class JoinedTrace(NamedTuple):
-    """Trace of graph replays with the operations of their captures. Host operations from row ``own_host`` on
-    are copies of captured ones. ``facts`` are metadata: how many events were joined, by capture.
+    """Trace in which replays of CUDA graphs are linked to the operations of their captures. Host operations
+    from row ``own_host`` on are copies of captured operations. ``facts`` are metadata: the number of events
+    that were joined, by capture.
     """
 
     trace: KinetoTrace
@@ -56,10 +57,11 @@ class JoinedTrace(NamedTuple):
 def join_captures(
     trace: KinetoTrace, options: ReadOptions, diagnostics: Diagnostics, path: str
 ) -> JoinedTrace:
-    """Link a trace, and join its replays with the captures in ``options``.
+    """Link the device events of a trace to the host, and join its graph replays with the captures in
+    ``options``.
 
-    Events that align with no captured launch keep the links that they have without a capture, and are
-    reported. Raises what :func:`read_captures` raises.
+    Events that align with no captured launch have the links of a trace without captures, and are reported.
+    Raises the errors of :func:`read_captures`.
     """
     nesting = nesting_of(trace.host)
     links = link_device_events(trace, nesting)
@@ -90,10 +92,11 @@ def join_captures(
 
 
 class _CapturedOperations(NamedTuple):
-    """Operations that launched the events of one replay when its graph was captured, outer ones first.
+    """Operations that launched the events of one replay when its graph was captured, and the operations
+    around them, outer ones first.
 
-    ``rows`` are rows of the capture's host operations. ``parent`` is the index of the parent of each (-1:
-    none). ``of_event`` is the index of the operation of each event (-1: none).
+    ``rows`` are rows of the capture's host operations. ``parent`` is the index of the parent of each
+    operation (-1: none). ``of_event`` is the index of the operation of each event (-1: none).
     """
 
     rows: IntArray
@@ -102,7 +105,7 @@ class _CapturedOperations(NamedTuple):
 
     @classmethod
     def of(cls, capture: Capture, host: IntArray) -> _CapturedOperations:
-        """Collect the operations of the events of a replay, and all operations around them.
+        """Collect the operations that launched the events of a replay, and all operations around them.
 
         ``host`` is the innermost captured operation of each event (-1: none).
         """
@@ -195,7 +198,8 @@ class _ReplayOperations:
 def _account(
     trace: KinetoTrace, captures: Sequence[Capture], alignments: Sequence[Alignment], findings: Findings
 ) -> dict[str, str]:
-    """Report how many events of replays were aligned with each capture, and which were not.
+    """Report the number of replayed events that were aligned with each capture, and the events that were not
+    aligned.
 
     Return the same numbers as metadata. Every event of a replay counts once.
     """

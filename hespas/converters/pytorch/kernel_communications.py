@@ -164,12 +164,12 @@ def host_communications(
 def kernel_communications(
     trace: KinetoTrace, nesting: EventNesting, links: DeviceLinks, host_comms: dict[int, TraceCommunication]
 ) -> KernelCommunications:
-    """Find the communication of every communication kernel of a trace with a device.
+    """Return the communication of every communication kernel of a trace with a device.
 
-    Sources are, in order: the kernel's arguments, the host operation around its launch (for a replayed graph:
-    around its capture), the named range around its launch, and its name. A kernel without any of these, which
-    sends and receives for several calls, takes the first call that has no kernel yet. If one operation
-    launches several kernels, the first kernel has its sizes.
+    It is found from, in this order: the arguments of the kernel; the host operation around its launch (for a
+    replayed graph: around its capture); the named range around its launch; and its name. A kernel without any
+    of these belongs to the first call without a kernel, because one such kernel sends and receives for
+    several calls. If one operation launches several kernels, the first kernel has the sizes of the operation.
     """
     device = trace.device
     by_name = mapped(device.name_id, lambda row: is_communication_kernel(trace.strings[row]), np.bool_)
@@ -214,8 +214,8 @@ def kernel_communications(
 def _ranges_around(
     trace: KinetoTrace, links: DeviceLinks, events: IntArray
 ) -> list[_RangeCommunication | None]:
-    """Return for each device event the communication that is stated in the name of the range around its
-    launch; None without one.
+    """Return, for each device event, the communication that the name of the range around its launch states;
+    None without such a range.
     """
     note, calls = trace.annotation, trace.launch
     texts = {row: trace.strings[row] for row in np.unique(note.name_id).tolist()}
@@ -244,10 +244,10 @@ def comm_columns(
     strings: StringTableBuilder,
     names: Mapping[int, str] | None = None,
 ) -> MeasuredComms:
-    """Return communications by event as columns; texts are added to ``strings``.
+    """Return communications, given by event, as columns. Texts are added to ``strings``.
 
-    ``names`` are the names of collectives as recorded, by event. Other events have the usual name of their
-    kind, empty for an unknown one.
+    ``names`` are the recorded names of collectives, by event. Other events have the usual name of their kind,
+    empty for an unknown kind.
     """
     events = sorted(comms)
     rows = [comms[event] for event in events]

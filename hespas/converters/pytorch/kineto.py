@@ -42,13 +42,13 @@ _NO_TIME = msgspec.Raw(b"0")
 
 
 def read_kineto(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> Profile:
-    """Read the trace of one rank. Raises ``FormatError`` with the byte position if the file is not such a
-    trace.
+    """Read the Kineto trace of one rank. Raises ``FormatError`` with the byte position if the file is not
+    such a trace.
 
-    Replays of captured graphs are joined with the captures in ``options``. If neither a device nor a launch
-    call is recorded, the CPU is the device: its operations and the works of its communications are the
-    events, each with its exclusive time. No device time is dropped: an event whose cause is not in the trace
-    keeps its kernel name and stream, and diagnostics report the share of such time.
+    Replays of captured graphs are joined with the captures in ``options``. If the trace has no device events
+    and no launch calls, the CPU is the device. The events are then its operations and the transfers of its
+    communications, each with its exclusive time. No device time is dropped: an event whose cause is not in
+    the trace has only its kernel name and stream, and diagnostics report the share of such time.
     """
     trace = read_events(path, options.max_bytes, recover=options.recover)
     if not len(trace.device) and not len(trace.host):
@@ -148,9 +148,9 @@ def copy_kineto(
 ) -> None:
     """Write a clean copy of a trace: every intact event once, and the other fields of the document.
 
-    Events of all kinds are copied, also those that a profile does not hold. Defects are repaired as the
-    reader repairs them; an unknown duration becomes 0. Raises what the reader raises, and ``OutputError`` if
-    the output cannot be written.
+    Events of all kinds are copied, also events that a profile does not hold. Defects are repaired as the
+    reader repairs them; an unknown duration becomes 0. Raises the errors of the reader, and ``OutputError``
+    if the output cannot be written.
     """
     stream = EventStream(source, reading.max_bytes, recover=reading.recover)
     copier = _EventCopier(stream, str(source))

@@ -55,8 +55,9 @@ class HostColumns(NamedTuple):
 
 
 class TraceJoin(NamedTuple):
-    """Result of matching a profile with an execution trace: the row of the execution trace for each host
-    event (-1: none), and the number of matches by each rule.
+    """Result of matching the host events of a profile with an execution trace. ``row`` is the row of the
+    execution trace for each host event (-1: none). The other fields count the matches by rule, and the events
+    without a match.
     """
 
     row: IntArray
@@ -115,10 +116,11 @@ def match_operations(events: HostColumns, trace: HostTrace) -> TraceJoin:
 
 
 def _by_id(events: HostColumns, ids: IntArray, trace: HostTrace, matched: IntArray) -> IntArray:
-    """Return further matches of events with the trace by an id, -1 for none.
+    """Match events with the execution trace by ``ids``. Return the row of the trace for each newly matched
+    event, -1 for all others.
 
-    ``ids`` are ids of the events; ``matched`` are the matches so far. Nothing matches if most names of
-    events with equal ids differ, because ``ids`` then count something else than the trace's record ids.
+    ``matched`` are the matches so far. If most events with equal ids differ in name, nothing is matched,
+    because ``ids`` then number something else than the record ids of the trace.
     """
     row = np.full(len(ids), -1, np.int64)
     order = np.argsort(trace.record_id, kind="stable")
@@ -143,8 +145,8 @@ def _by_id(events: HostColumns, ids: IntArray, trace: HostTrace, matched: IntArr
 class LinkedTrace:
     """A Kineto trace with its links and, if there is one, its execution trace.
 
-    ``events`` are the operations of the host followed by its named ranges; ``join`` maps them to rows of
-    ``trace``.
+    ``events`` are the host operations followed by the named ranges. ``join`` maps them to rows of the
+    execution trace ``trace``.
     """
 
     kineto: KinetoTrace
@@ -163,8 +165,8 @@ class LinkedTrace:
     def profile(self, name: str) -> Profile:
         """Return the profile of the device work.
 
-        Inputs of operations come from the execution trace if it has the operation, because it records more of
-        them.
+        Inputs of operations come from the execution trace if it has the operation, because it records more
+        inputs.
         """
         profile = profile_of(name, self.kineto, self.nesting, self.links, self.kernel_communications())
         if self.trace is None:
@@ -191,7 +193,7 @@ class LinkedTrace:
     def host_communications(self) -> dict[int, TraceCommunication]:
         """Return the communications that host operations start, by operation.
 
-        The execution trace states a communication if it has the operation, else the profile does.
+        A communication is read from the execution trace if that has the operation, else from the profile.
         """
 
         def find(event: int) -> TraceCommunication | None:

@@ -82,9 +82,8 @@ def link_device_events(trace: KinetoTrace, nesting: EventNesting) -> DeviceLinks
 
 
 def owner_with_shapes(host: HostEvents, nesting: EventNesting, of: IntArray) -> IntArray:
-    """Return, for each operation ``of``, the innermost operation with recorded input shapes around it.
-
-    The operation itself is included. The result is -1 if none has recorded shapes.
+    """Return, for each operation in ``of``, the innermost operation with recorded input shapes among the
+    operation itself and the operations around it; -1 if none has recorded shapes.
     """
     return nearest(host.dims_id > 0, nesting.parent, of)
 
@@ -120,9 +119,11 @@ def _step_numbers(trace: KinetoTrace) -> SmallIntArray:
 
 
 def batches_of(trace: KinetoTrace, links: DeviceLinks) -> SmallIntArray:
-    """Return, for each device event, the name of the range that states the batch of its step.
+    """Return, for each device event, the name of the range that states the batch of its step, as a row of the
+    string table (0: none).
 
-    The range (``execute_32_context_0(...)``) runs when the event is launched; row 0 for none.
+    Serving engines name such a range ``execute_32_context_0(...)``. It is the range that runs when the event
+    is launched.
     """
     names = trace.annotation.name_id
     states_batch = mapped(names, lambda row: trace.strings[row].startswith(_BATCH), np.bool_)

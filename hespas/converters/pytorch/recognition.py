@@ -77,10 +77,10 @@ def score_execution_trace(head: Head) -> int:
 
 
 def score_folder(head: Head) -> int:
-    """Score a folder of traces of one job.
+    """Return the confidence, from 0 to 100, that a folder contains PyTorch traces of one job.
 
     The folder contains a PyTorch trace, or each of its sub-folders with JSON files contains one (one
-    sub-folder per rank or run). A collection that mixes PyTorch traces with other JSON files scores 0.
+    sub-folder per rank or run). A folder that mixes PyTorch traces with other JSON files scores 0.
     """
     if not head.is_directory:
         return _NO
@@ -105,8 +105,9 @@ def score_folder(head: Head) -> int:
 def rank_in_name(name: str, *, alone: bool = False) -> int:
     """Return the rank in a file name, -1 without a rank.
 
-    The rank follows ``rank`` or ``worker``, else it is the last number of the name. If the file is ``alone``,
-    only a number between dots counts, because the number in ``run_2024`` may be a year or a run.
+    The rank is the number after ``rank`` or ``worker``, else the last number of the name. If the file is the
+    only one (``alone``), only a number between dots counts, because the number in ``run_2024`` may be a year
+    or a run.
     """
     stem = _SUFFIXES.sub("", name)
     rank_word = _RANK_WORD.search(stem)

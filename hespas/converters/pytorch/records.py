@@ -98,9 +98,10 @@ _STEP = "ProfilerStep#"
 
 
 def category_of(category: str, name: str) -> str:
-    """Return the current name of an event's category, which old profilers spell differently.
+    """Return the current name of an event category, which old profilers spell differently.
 
-    Old profilers recorded steps as operators; ``name`` distinguishes them.
+    Old profilers recorded steps in the category of operators; ``name``, the name of the event, distinguishes
+    them.
     """
     if category in EVENT_KINDS or not category:
         return category
@@ -161,8 +162,8 @@ class MemoryArgs(msgspec.Struct, gc=False):
 
 
 class SyncArgs(msgspec.Struct, gc=False):
-    """Arguments of a wait in a Kineto trace: ``stream`` waits for the event that call ``record`` recorded on
-    ``wait_on_stream``.
+    """Arguments of a wait in a Kineto trace: ``stream`` waits for a CUDA event that was recorded on
+    ``wait_on_stream``. ``record`` is the correlation id of the call that recorded it.
     """
 
     correlation: JsonNumber = None

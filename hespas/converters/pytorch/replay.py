@@ -46,10 +46,10 @@ _MIN_EVENTS_OF_CUT = 8
 class GraphReplay:
     """Device work of one replay of a captured graph.
 
-    ``events`` are rows of device events. ``streams`` are lists of indices into ``events``: one per stream, in
-    the order of the stream; or a single one in the order of the graph's nodes, if the trace states those.
-    ``symbols`` are the numbers of the kernels (:func:`~hespas.converters.pytorch.captured.kernel_symbols`).
-    ``launch`` is the row of the call (-1: it was before the recording).
+    ``launch`` is the row of the launch call (-1: it was before the recording). ``events`` are rows of device
+    events. ``streams`` are lists of indices into ``events``: one list per stream, in the order of the stream.
+    If the trace states the graph nodes, there is a single list in the order of the nodes. ``symbols`` are the
+    numbers of the kernels (:func:`~hespas.converters.pytorch.captured.kernel_symbols`).
     """
 
     launch: int
@@ -75,9 +75,9 @@ class GraphReplay:
 class Alignment(NamedTuple):
     """Alignment of one replay with a captured graph.
 
-    ``capture`` and ``graph`` are the numbers of the capture and of the graph (-1: none). ``place`` is the
-    launch of the graph for each event of the replay (-1: none). ``checked`` marks the events whose names were
-    compared. ``ambiguous`` is True if several graphs of different shapes fit equally.
+    ``capture`` and ``graph`` are the numbers of the capture and of the graph (-1: none). ``place`` is, for
+    each event of the replay, the index of its launch in the graph (-1: none). ``checked`` marks the events
+    whose names were compared. ``ambiguous`` is True if several graphs of different shapes fit equally.
     """
 
     replay: GraphReplay
@@ -89,10 +89,11 @@ class Alignment(NamedTuple):
 
 
 def replays_of(trace: KinetoTrace, links: DeviceLinks) -> list[GraphReplay]:
-    """Return the replays of graphs in a trace, in order. Their symbols are rows of names until numbered.
+    """Return the replays of graphs in a trace, in order of launch. Their ``symbols`` are still name rows of
+    the events.
 
-    Streams with most events come first. If every event states its node, all streams are one. A single event
-    without a launch record is not a replay.
+    Streams with most events come first. If every event states its graph node, all streams are joined into
+    one. A single event without a launch record is not a replay.
     """
     device = trace.device
     of_graph = at_rows(launches_graphs(trace), links.launch, False)
@@ -129,10 +130,11 @@ def aligned_replays(
 ) -> list[Alignment]:
     """Align each replay with its captured graph.
 
-    If several graphs fit equally, such as layers of a model or batch sizes, the graph is chosen from which
-    the longest sequence of following replays is in the order of the capture, and those replays belong to the
-    graphs after it. If several graphs remain, any of them is chosen if their operations are recorded equally,
-    else the one for a size that the named range around the launch states.
+    Several graphs may fit equally, for example layers of a model or batch sizes. Then the graph is chosen
+    from which the longest sequence of replays follows the order of capture, and these replays are aligned
+    with the next graphs in that order. If several graphs remain, any of them is chosen if their operations
+    are recorded equally. Otherwise it is the graph for a batch size that the named range around the launch
+    states.
     """
     graphs = [graph for capture in captures for graph in capture.graphs]
     owner = [number for number, capture in enumerate(captures) for _ in capture.graphs]
@@ -184,8 +186,8 @@ def aligned_replays(
 def _with_symbols(
     trace: KinetoTrace, replays: Sequence[GraphReplay], graphs: Sequence[CapturedGraph]
 ) -> tuple[list[GraphReplay], list[tuple[int, ...]]]:
-    """Return the replays and the launches of each graph with kernels as numbers (symbols). Equal numbers on
-    both sides mean the same kernel.
+    """Return the replays, and the launches of each graph, with kernel names replaced by numbers (symbols).
+    Equal numbers on both sides mean the same kernel.
     """
     names = {row: canonical_name(trace.strings[row]) for replay in replays for row in set(replay.symbols)}
     replayed, captured = kernel_symbols(names.values(), (name for graph in graphs for name in graph.name))
@@ -215,10 +217,10 @@ def _with_symbols(
 def _match_stream(
     stream: tuple[int, ...], launched: tuple[int, ...], *, by_order: bool
 ) -> list[tuple[int, int]]:
-    """Return pairs of events and launches that match by name.
+    """Return pairs of indices (event of a stream, launch) with the same kernel.
 
-    With ``by_order``, launches without a name between two matched pairs match the kernels there in order, if
-    both sides have the same number.
+    With ``by_order``, launches without a name are matched by order, too: between two matched pairs, if there
+    are as many such launches as unmatched events.
     """
     if stream == launched and UNNAMED not in launched:
         return [(index, index) for index in range(len(stream))]
@@ -265,9 +267,10 @@ class _GraphMatcher:
         self.counts = {symbols: Counter(symbols) for symbols in self.equal_graphs}
 
     def launches(self, replay: GraphReplay, launched: tuple[int, ...]) -> tuple[IntArray, ...]:
-        """Return the launch that corresponds to each event, stream by stream (-1: none).
+        """Return the index of the launch that corresponds to each event, stream by stream (-1: none).
 
-        ``launched`` are the kernels that a captured graph launches. Each launch is used at most once.
+        ``launched`` are the kernel symbols of the launches of a captured graph. Each launch is used at most
+        once.
         """
         streams = replay.signature
         key = (streams, launched)
