@@ -46,8 +46,8 @@ RULES = ("cycle", "sizes", "missing-receive", "missing-collective", "order")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RandomJob(Bounded):
-    """Settings of a random job: ``nodes`` events, of which ``collective_share`` are collectives and
-    ``p2p_share`` messages; the others are computations of one class each.
+    """Settings of a random job for tests. Each rank class has ``nodes`` nodes: the share ``collective_share``
+    are collectives, ``p2p_share`` are messages, and the others are computations.
 
     Rank r runs class r mod ``classes``. Nodes depend on up to three of the last ``width`` nodes of their
     rank. Equal settings make equal jobs.

@@ -29,8 +29,8 @@ and one number times its byte count within the 64 bits of a tensor dimension.
 
 
 def beyond_bound(settings: object) -> Iterator[tuple[str, str]]:
-    """Yield the numbers in the fields of a dataclass that are larger than :data:`MOST_COUNT`: the name and
-    the abbreviated value of each.
+    """Yield the name and the abbreviated value of each number in a settings dataclass that is larger than
+    :data:`MOST_COUNT`.
     """
     for name in (field.name for field in fields(cast("Any", settings))):
         value: object = getattr(settings, name)
@@ -57,8 +57,9 @@ REDUCES = frozenset({CollectiveKind.ALL_REDUCE, CollectiveKind.REDUCE_SCATTER, C
 
 
 def cuts_of(kind: CollectiveKind, members: int) -> tuple[int, int]:
-    """Return two divisors of the whole buffer of a collective: for the operand and for the result of a rank.
-    A rank contributes one part to an all-gather, and receives one part of a reduce-scatter.
+    """Return the numbers by which the whole buffer of a collective is divided to get the operand, and to get
+    the result, of one rank. The operand of an all-gather and the result of a reduce-scatter are one part per
+    member.
     """
     operand_parts = members if kind is CollectiveKind.ALL_GATHER else 1
     result_parts = members if kind is CollectiveKind.REDUCE_SCATTER else 1
@@ -81,11 +82,11 @@ def fillings(parts: Mapping[str, int]) -> tuple[Filling, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Account:
-    """Closed-form figures of a step; NaN if a generator does not provide one.
+    """Closed-form figures of a step; NaN if a generator does not provide a figure.
 
-    ``model_flops_per_step`` counts the model, ``hardware_flops_per_step`` also recomputation, work that
-    several ranks repeat, and padding; both are of all ranks. ``peak_memory_bytes`` is the peak of the rank
-    with the highest one, ``memory`` its parts at that moment.
+    ``model_flops_per_step`` has the FLOPs of the model. ``hardware_flops_per_step`` also includes
+    recomputation, work that several ranks repeat, and padding. Both are sums over all ranks.
+    ``peak_memory_bytes`` is the peak memory of the rank that needs most; ``memory`` has its parts.
     """
 
     parameters: float = nan

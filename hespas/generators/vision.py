@@ -27,10 +27,10 @@ _FREQUENCIES = 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VisionModel(Bounded):
-    """Sizes of a model. ``image`` and ``patch`` are side lengths in pixels (of the latent for DiT).
+    """Sizes of a vision model. ``image`` and ``patch`` are side lengths in pixels (for DiT, of the latent).
 
-    ``classes`` counts classes of the head, or labels that condition a ``diffusion`` model, which predicts
-    noise and its variance and has one more label for "none".
+    ``classes`` is the number of classes of the head. For a ``diffusion`` model, which predicts noise and its
+    variance, it is the number of labels; the model has one more label for "none".
     """
 
     name: str
@@ -168,8 +168,8 @@ class VisionStep(Bounded):
         return Workload.spmd(builder.build(), self.dp, facts.metadata())
 
     def account(self) -> Account:
-        """Return the FLOPs of the matrix products; attention is counted on all pairs of tokens, without
-        recomputation. Memory is not included.
+        """Return the FLOPs of the matmuls, without recomputation. Attention is counted for all pairs of
+        tokens. Memory is not included.
         """
         m, h = self.model, self.model.hidden
         block = m.tokens * (4 * h * h + 2 * h * m.ffn) + (6 * h * h if m.diffusion else 0)
@@ -189,10 +189,11 @@ _Backward = Callable[[], None]
 
 @dataclass(slots=True)
 class _VisionWriter:
-    """Writer of the nodes of a step. The forward pass records the backward pass on a tape.
+    """Writer of the nodes of a step. The forward pass records the functions that write the backward pass on a
+    tape.
 
-    ``current`` is the current value or gradient, ``condition`` the conditioning value. ``weight_gradients``
-    are the gradients of weights in the current unit.
+    ``current`` is the node of the current value or gradient, ``condition`` the node of the conditioning
+    value. ``weight_gradients`` are the weight gradients of the current group of layers.
     """
 
     step: VisionStep
@@ -228,8 +229,8 @@ class _VisionWriter:
         self.kernels.vector("adam", "adam", reads, writes, after=self.reduced)
 
     def _unit(self, name: str, parameters: int, forward: Callable[[], None]) -> None:
-        """Add the forward pass of a layer group (``forward``) and the gather of its weights. Append the
-        collectives of its backward pass to the tape.
+        """Add a group of layers: the gather of its weights, then its forward pass, which ``forward`` writes.
+        The collectives of its backward pass are recorded on the tape.
         """
         self.kernels.module = name
         self._gather("gather", parameters)

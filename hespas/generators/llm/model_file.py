@@ -469,8 +469,8 @@ def _count(cells: Mapping[str, str], column: str, table: Path, position: str) ->
 
 
 def _limits(cells: Mapping[str, str], table: Path, position: str) -> tuple[dict[str, int], str]:
-    """Return the attention limit (window or chunk) and the pattern of the layers that have it. The column
-    reads ``alternating``, ``5 local : 1 global``, or ``on 3 of 4 layers``.
+    """Return the size limit of attention (window or chunk) and the pattern of the layers that have it. The
+    table column has texts such as ``alternating``, ``5 local : 1 global`` or ``on 3 of 4 layers``.
     """
     if not cells.get("sliding_window"):
         return {}, ""

@@ -78,8 +78,8 @@ _Positive = Annotated[float, Column(is_open=True, high=1e9)]
 
 
 class _RunColumns(msgspec.Struct, frozen=True, kw_only=True):
-    """Columns of a table of published runs whose cells are numbers or words of a fixed set. 0, NaN or empty
-    (tp, pp, cp, ep and etp: 1) means that the row does not state the setting.
+    """Cells of a published run that are numbers or words of a fixed set. A setting that the row does not
+    state is 1 for tp, pp, cp, ep and etp, and otherwise 0, NaN or empty.
     """
 
     num_accelerators: _Count = 1
@@ -134,8 +134,8 @@ class PublishedRun:
     """Table of the row; files that the row names are in the folder of the table."""
 
     def board(self, device: Device) -> Board | None:
-        """Return the board of the run if its row gives a power limit or a memory bandwidth, which then
-        differ from the device file; otherwise None.
+        """Return the properties of the GPU board that differ from the device file: the power limit and memory
+        bandwidth in the row of the run. None if the row has neither.
         """
         power, memory = self.row.get("power_limit_w", ""), self.row.get("memory_bandwidth_gb_per_s", "")
         if not (power or memory):
@@ -148,10 +148,10 @@ class PublishedRun:
         return training_facts(self.model, self.training, self.board(device))
 
     def step(self) -> LlmStep:
-        """Return the step as a generator.
+        """Return the generator of the run's training step.
 
-        Raises ``UsageError`` if a row that describes its board names an unknown device, and ``BoundaryError``
-        if it names a file outside the folder of its table.
+        Raises ``UsageError`` if a row with properties of its board names an unknown device, and
+        ``BoundaryError`` if it names a file outside the folder of its table.
         """
         varies = bool(self.row.get("power_limit_w") or self.row.get("memory_bandwidth_gb_per_s"))
         spelling = self.row.get("accelerator", "")
@@ -393,9 +393,9 @@ _LAUNCHES: Mapping[str, Launch] = {"all": "whole", "parts": "partial-graphs"}
 def _micro_batch(cells: _RunCells, batch: int, dp: int) -> int:
     """Return the number of sequences in a micro-batch.
 
-    It is the published number, or follows from the published number of accumulation steps, or is one. A
+    It is the published number, or is computed from the published number of accumulation steps, or is 1. A
     published number that does not divide the batch of a data-parallel rank is replaced by the next smaller
-    one that does.
+    number that does.
     """
     micro = cells.columns.micro_batch
     passes = cells.columns.grad_accum
@@ -426,9 +426,9 @@ def _capacity(cells: _RunCells) -> float:
 def _overlap(cells: _RunCells, layout: Layout) -> Overlap:
     """Return the communication that the run overlaps with computation.
 
-    Nothing overlaps if the column is ``off``, or in Megatron-LM before 2023. Tensor-parallel collectives
-    overlap if their column is ``yes``, and in recipes of Megatron-Bridge for dense models unless it is
-    ``no``.
+    Nothing overlaps if the column ``communication_overlap`` is ``off``, or in Megatron-LM before 2023.
+    Tensor-parallel collectives overlap if the column ``tensor_overlap`` is ``yes``. In recipes of
+    Megatron-Bridge for dense models they also overlap if that column is empty.
     """
     source, framework = cells.text("source"), cells.text("framework")
     if cells.columns.communication_overlap == "off" or re.search(r"Megatron-LM \(202[0-2]", framework):
@@ -511,14 +511,15 @@ def convention_of(row: Mapping[str, str]) -> Convention:
 
 
 def published_flops(run: PublishedRun) -> float:
-    """Return the FLOPs of a step as the column ``model_tflop_per_step`` counts them: half of the square of
-    causal attention, for all sources.
+    """Return the FLOPs of a step by the convention of the column ``model_tflop_per_step``: causal attention
+    counts half of all pairs of tokens, for all sources.
     """
     return model_flops(_as_published(run), run.training, Convention.HALF)
 
 
 def publisher_flops(run: PublishedRun) -> float:
-    """Return the FLOPs of a step as the publisher counted them for the published rate of the row.
+    """Return the FLOPs of a step by the convention of the publisher, so that they agree with the published
+    rate of the row.
 
     Rates of Megatron-LM in 2021 include recomputed layers (arXiv 2104.04473, section 5.1).
     """

@@ -29,8 +29,8 @@ _SCALE = TensorSpec((1,), "f32")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinearLayer:
-    """Linear layer on one rank: ``rows`` input rows times a matrix of ``inputs`` x ``outputs``; ``count``
-    such products are batched (experts).
+    """Linear layer on one rank: a matmul of ``rows`` input rows with a matrix of ``inputs`` x ``outputs``.
+    ``count`` such matmuls are batched (experts).
 
     ``format`` is the element type of the operands (empty: the default of the run), ``adapter`` the rank of
     the LoRA adapters (0: none).
@@ -47,11 +47,11 @@ class LinearLayer:
 
 @dataclass(frozen=True)
 class ModelRank:
-    """Sizes and shared kernels of the ranks of a job.
+    """Sizes and common kernels of a rank of the job.
 
-    ``deferred`` collects the kernels of weight gradients for a separate pass (zero bubble schedule); None:
-    they run at once. ``batch_tokens`` is the number of tokens of a pass that is not a training micro-batch.
-    ``serves``: the job has only forward passes.
+    ``deferred`` collects the kernels of weight gradients for a separate pass, as in the zero bubble schedule
+    (None: they run at once). ``batch_tokens`` is the number of tokens of a pass that is not a training
+    micro-batch. ``serves`` is True if the job has only forward passes.
     """
 
     model: Model
@@ -88,8 +88,8 @@ class ModelRank:
         return round(self.expert_rows * block.topk * self.training.dispatch_ratio)
 
     def received(self, block: Experts) -> int:
-        """Return the number of token copies that the experts of the busiest rank process in a micro-batch. It
-        includes the copies that the tensor-parallel ranks of an expert gather.
+        """Return the number of token copies that the experts of the busiest rank process in a micro-batch. If
+        tensor-parallel ranks share an expert, the copies that they gather from each other are included.
         """
         return round(self.expert_rows * block.topk * self.training.expert_load * self.layout.etp)
 
@@ -158,8 +158,8 @@ class ModelRank:
         return k.vector(name, f"{self.model.norm}_norm_backward", reads, [self.stream], after=[grad, x, skip])
 
     def residual(self, k: KernelWriter, x: Value, y: Value, name: str = "residual") -> Value:
-        """Add the result ``y`` of a block to the residual stream ``x``: by a separate kernel, or as part of
-        the next norm if a compiler fuses elementwise operations.
+        """Add the result ``y`` of a block to the residual stream ``x``, and return the new stream. The
+        addition is a separate kernel, or a part of the next norm if a compiler fuses elementwise operations.
         """
         x = k.sums.get(x, x)
         if self.training.style == "megatron":
@@ -244,8 +244,8 @@ class ModelRank:
         return k.collective(f"{name}.{self.scatter_name}", kind, self.groups.tensor, whole, after=[y])
 
     def quantize(self, k: KernelWriter, name: str, tensor: TensorSpec, x: Value, element: str) -> Value:
-        """Add the conversion of an operand to the format of the product. If weights are trained, also make a
-        transposed copy for the gradient of the weights.
+        """Add the conversion of an operand to the format of the matmul, and return the converted operand. If
+        weights are trained, the kernel also makes a transposed copy for the gradient of the weights.
         """
         if element == self.precision.compute:
             return x
@@ -265,8 +265,8 @@ class ModelRank:
         return k.vector(f"{name}.quantize", "quantize", [tensor], narrow, after=after)
 
     def _matrix(self, k: KernelWriter, name: str, layer: LinearLayer, x: Value, element: str) -> list[Value]:
-        """Add the conversion of a layer's matrix to the format of the product, if the framework converts it
-        at each use. Megatron-Core converts a matrix once, when it is updated.
+        """Add the conversion of a layer's matrix to the format of the matmul, if the framework converts it at
+        each use. Megatron-Core converts a matrix once, when it is updated.
         """
         converts = element != self.precision.compute and self.training.style != "megatron"
         if not converts or self.serves or not self.trains_weights:
@@ -317,9 +317,10 @@ class ModelRank:
         self, k: KernelWriter, layer: LinearLayer, grad: Value, x: Value, gathered: Value | None = None
     ) -> Value:
         """Add the gradient of the layer's input, and the gradient of its weights (at once or deferred).
+        Return the gradient of the input.
 
-        ``x`` is the input of the product; ``gathered`` is its copy if the input was gathered again for this
-        pass.
+        ``x`` is the input of the layer in the forward pass. ``gathered`` is the copy of this input that was
+        gathered again for the backward pass, if any.
         """
         element, compute = self._format(layer), self.precision.compute
         narrow = self.quantize(k, f"{layer.name}.grad", self._operand(layer, layer.outputs), grad, element)
@@ -338,8 +339,8 @@ class ModelRank:
     def _weight_gradient(
         self, k: KernelWriter, layer: LinearLayer, grad: Value, x: Value, element: str
     ) -> None:
-        """Add the gradient of a matrix, at once or in a separate pass. In Megatron-Core the product adds to
-        the accumulated gradient, unless training is in 16 bits only.
+        """Add the gradient of a matrix, at once or in a separate pass. In Megatron-Core the matmul adds its
+        result to the accumulated gradient, unless training is in 16 bits only.
         """
         port = f"{k.module}.{layer.name}.grad"
         k.name_port(port, grad)
@@ -406,11 +407,11 @@ class ModelRank:
 
     @property
     def _pipelines(self) -> bool:
-        """True if tensor-parallel collectives are pipelined with matrix products, like user buffers of
+        """True if tensor-parallel collectives are pipelined with matmuls, as with the user buffers of
         Transformer Engine.
 
-        Pieces of rows travel around a ring of the tensor-parallel ranks. A rank multiplies a piece while the
-        next one is transferred.
+        Rows are divided into pieces, which travel around a ring of the tensor-parallel ranks. A rank
+        multiplies one piece while the next one is transferred.
         """
         return self.training.overlap.tensor and self.layout.has_sequence_parallel and self.trains_weights
 
@@ -454,8 +455,9 @@ class ModelRank:
         return self.linear_backward(k, layer, self.gather(k, f"{layer.name}.grad.all_gather", grad), x)
 
     def _piece(self, layer: LinearLayer, suffix: str) -> tuple[tuple[int, int, int], str]:
-        """Return the (m, n, k) sizes of the product of one piece of a layer whose communication overlaps with
-        products, and its element type. In the backward pass, inputs and outputs are exchanged.
+        """Return the (m, n, k) sizes of the matmul of one piece of a layer, and its element type. A piece is
+        the rows of one tensor-parallel rank, if communication overlaps with matmuls. ``suffix`` is not empty
+        for the backward pass, in which inputs and outputs are exchanged.
         """
         rows = layer.rows // self.layout.tp
         sizes = (rows, layer.inputs, layer.outputs) if suffix else (rows, layer.outputs, layer.inputs)

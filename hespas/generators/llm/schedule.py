@@ -98,11 +98,12 @@ def _alternate(forward: list[PassAction], backward: list[PassAction], ahead: int
 
 
 def _zero_bubble_orders(stages: int, micro_batches: int) -> list[list[PassAction]]:
-    """Return the order of passes of every stage, from a simulation in which each pass takes one time unit.
+    """Return the order of passes of every stage in the zero bubble schedule, from a simulation in which each
+    pass takes one time unit.
 
-    A stage runs a forward pass if it may: it is at most as far ahead as in 1F1B, and has fewer than
-    ``stages`` micro-batches in flight. Otherwise it runs a backward pass, or as a last choice a weight
-    gradient.
+    In each time unit a stage runs a forward pass if its input has arrived, if the stage is at most as far
+    ahead as in 1F1B, and if it has fewer than ``stages`` micro-batches in flight. Otherwise it runs a
+    backward pass if possible, and else a weight gradient.
     """
     done_forward, done_backward = [0] * stages, [0] * stages
     done_weights = [0] * stages
@@ -139,8 +140,8 @@ def most_in_flight(order: list[PassAction]) -> int:
 
 
 class PortNeed(NamedTuple):
-    """Dependency of a node on a port (named value) of another pass of the same micro-batch. If ``is_order``,
-    it is a control dependency.
+    """Dependency of a node on the value named ``port`` of another pass (``kind`` and ``chunk``) of the same
+    micro-batch. It is a control dependency if ``is_order`` is True.
     """
 
     node: int
@@ -152,10 +153,10 @@ class PortNeed(NamedTuple):
 
 @dataclass(slots=True)
 class PassTemplate:
-    """One kind of pass through a chunk: the nodes ``start:end`` of the template graph.
+    """One kind of pass through a chunk of layers: the nodes ``start:end`` of the template graph.
 
-    ``head`` and ``tail`` are the first and the last compute node. ``posts`` are receives, which are posted
-    during the previous pass.
+    ``head`` and ``tail`` are the first and the last compute node. ``posts`` are receives that are posted
+    during the previous pass. ``ports`` maps the names of values to their nodes.
     """
 
     kind: str
@@ -172,10 +173,10 @@ class PassTemplate:
 
 
 class PassInstance(NamedTuple):
-    """Pass of a step: the index of its template (``part``) and its micro-batch (-1: none).
+    """Execution of a pass in a step: the index of its template (``part``) and its micro-batch (-1: none).
 
     ``kind`` is the name by which other passes refer to it; all variants of a pass have the same name.
-    Consecutive passes with ``loop`` form the body of a loop.
+    Consecutive passes whose ``loop`` is True form the body of a loop.
     """
 
     part: int
@@ -247,8 +248,8 @@ def assemble_step(
 def _repeat_deps(
     deps: RaggedArray, rows: IntArray, shift: IntArray, sizes: IntArray, edges: _PassEdges
 ) -> RaggedArray:
-    """Return the dependencies of the step: dependencies inside a pass, with node numbers shifted to each
-    instance, and dependencies between passes.
+    """Return the dependencies of the whole step. Dependencies inside a pass are copied to each instance, with
+    ``shift`` added to their node numbers. ``edges`` are the dependencies between passes.
     """
     inner = deps.take(rows)
     shifted = inner.values + np.repeat(shift, sizes)[inner.row_ids]

@@ -71,10 +71,11 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingLoad:
-    """Load of a server: ``batch`` sequences of ``context`` tokens on each data-parallel rank.
+    """Load of a server, which determines its memory: ``batch`` sequences of ``context`` tokens on each
+    data-parallel rank.
 
-    A pass processes ``pass_tokens`` in total (0: one token per sequence). The cache has the element type
-    ``kv_format`` and pages of ``page_tokens``.
+    A forward pass processes ``pass_tokens`` tokens in total (0: one token per sequence). ``kv_format`` is the
+    element type of the KV cache, ``page_tokens`` the number of tokens per cache page.
     """
 
     batch: int
@@ -92,12 +93,12 @@ class ServingLoad:
 
 @dataclass(frozen=True, slots=True)
 class ServingMemory:
-    """Memory of a rank of a stage in bytes, by part.
+    """Memory of a rank of a pipeline stage in bytes, by kind (``parts``).
 
-    The cache has keys and values of each key head (arXiv 2305.13245), the latents and the rotated key of
-    latent attention, whole on each tensor rank (2405.04434), and at most the tokens of a window. Pages are
-    filled one after the other (2309.06180): the last page of each sequence counts as full. A Mamba block
-    stores its state in 32 bits and the last inputs of its convolution.
+    The cache has the keys and values of each key head (arXiv 2305.13245). For latent attention it has the
+    latents and the rotated key, which every tensor-parallel rank stores in full (2405.04434). With a window,
+    only its tokens are stored. Pages are filled one after the other (2309.06180): the last page of each
+    sequence counts as full. A Mamba block stores its state in 32 bits and the last inputs of its convolution.
     """
 
     stage: int
@@ -182,8 +183,9 @@ def _work(rank: ModelRank, block: Block) -> int:
 
 
 def serving_layout(model: Model, *, tp: int, dp: int, ep: int) -> Layout:
-    """Return the layout of a server: ``tp`` ranks share each layer, ``dp`` replicas of attention serve parts
-    of the requests, and experts are distributed over ``ep`` ranks (the remaining ranks share each expert).
+    """Return the layout of a server. ``tp`` ranks share each layer, and ``dp`` replicas of attention each
+    serve a share of the requests. Experts are distributed over ``ep`` ranks, and the remaining ranks share
+    each expert.
 
     Replicas of a model without experts are independent servers. Raises ``UsageError`` for ``ep`` without
     experts.
@@ -202,8 +204,8 @@ PHASES: tuple[Phase, ...] = ("prefill", "decode", "mixed", "speculative", "disag
 
 
 class SequenceBatch(NamedTuple):
-    """Group of ``batch`` sequences in a step, with ``queries`` new tokens each and ``context`` tokens in the
-    cache. The new tokens are part of a prompt, or decoded.
+    """Batch of ``batch`` equal sequences in a step, with ``queries`` new tokens each and ``context`` tokens
+    in the cache. ``is_prompt`` is True if the new tokens are part of a prompt, and False if they are decoded.
     """
 
     batch: int
@@ -517,8 +519,8 @@ class ServingStage:
     def cores(
         self, k: KernelWriter, block: Attention | LatentAttention, qkv: Value, stored: Value
     ) -> list[Value]:
-        """Add the attention kernel of each group of sequences. It waits for ``stored``, the write of new keys
-        and values to the cache. Return the results.
+        """Add one attention kernel per batch of equal sequences, and return the results. Each kernel waits
+        for ``stored``, the node that writes new keys and values to the cache.
         """
         outs: list[Value] = []
         for number, group in enumerate(self.sequences):
@@ -553,8 +555,8 @@ class ServingStage:
         )
 
     def absorbs(self, block: Attention | LatentAttention, group: SequenceBatch) -> bool:
-        """Return True if latent attention projects queries to the latents instead of latents to keys. This is
-        cheaper if few queries read many latents.
+        """Return True if latent attention computes with the latents directly: queries are projected to the
+        latent space, and keys and values are not. This is cheaper if few queries read many latents.
         """
         return isinstance(block, LatentAttention) and group.queries < 32 and group.context > 0
 

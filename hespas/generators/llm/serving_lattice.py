@@ -40,11 +40,11 @@ _PARTS: tuple[_LatticePart, ...] = ("tokens", "rows", "decode", "prompts")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatticeGrids:
-    """Ascending grid points of each size.
+    """Sizes of serving steps at which kernels are estimated (ascending grid points).
 
-    ``tokens`` are the tokens of a step, ``rows`` the sampled tokens. Decode attention has a grid of ``batch``
-    sequences and their cached tokens (``context``). Prompt attention has a grid of ``prompts``, their new
-    tokens (``length``), and the tokens before them (``before``).
+    ``tokens`` are the tokens of a step, ``rows`` the sampled tokens. Decode attention has a grid of sequences
+    (``batch``) and cached tokens per sequence (``context``). Prompt attention has a grid of ``prompts``, new
+    tokens per prompt (``length``), and cached tokens before them (``before``).
     """
 
     tokens: tuple[int, ...]
@@ -73,8 +73,8 @@ class LatticeGrids:
 
 
 def _geometric(low: int, high: int, factor: float) -> tuple[int, ...]:
-    """Return integers from ``low`` to ``high`` (both included), each larger than the previous one by
-    ``factor``; the last step may be smaller.
+    """Return integers from ``low`` to ``high`` (both included), each ``factor`` times the previous one. The
+    last step may be smaller.
     """
     points, value = [low], float(low)
     while (value := max(value * factor, points[-1] + 1)) < high:
@@ -84,11 +84,11 @@ def _geometric(low: int, high: int, factor: float) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ServingLatticeKernels:
-    """Kernels of all grid points in one graph.
+    """Kernels at all grid points, as nodes of one ``graph``.
 
-    Row ``i`` of the columns: node ``node[i]`` is executed ``times[i]`` times at grid point ``point[i]`` of
-    part ``part[i]`` (the kernels that depend on the same sizes). Points are in the order of the grids; the
-    last grid varies fastest.
+    The columns have one entry per kernel: ``node[i]`` is executed ``times[i]`` times at grid point
+    ``point[i]``. ``part[i]`` is the part of the step to which it belongs (kernels that depend on the same
+    sizes). Points are in the order of the grids; the last size varies fastest.
     """
 
     grids: LatticeGrids
@@ -187,8 +187,8 @@ class _LatticeWriter:
         return stage, KernelWriter(self.builder, PassTemplate("forward", 0, 0), tf32=self.step.precision.tf32)
 
     def tokens(self, point: int, count: int) -> None:
-        """Write the kernels that depend on the number of tokens only: all except attention and the head, for
-        a prompt of ``count`` tokens.
+        """Write the kernels that depend only on the number of tokens, for a prompt of ``count`` tokens: all
+        kernels except attention and the head.
         """
         stage, k = self._stage(SequenceBatch(1, count, 0, is_prompt=True), has_cores=False)
         start = len(self.builder)
@@ -207,8 +207,9 @@ class _LatticeWriter:
         self._add(start, "rows", point, 1)
 
     def attention(self, part: _LatticePart, point: int, sequences: SequenceBatch) -> None:
-        """Write the attention kernels of all layers for ``sequences``. Of the projections, only the one from
-        latents to keys and values is included, where attention needs it.
+        """Write the attention kernels of all layers for ``sequences``. The projection from latents to keys
+        and values is included if attention needs it. All other projections depend only on the number of
+        tokens and are left out.
         """
         blocks = Counter(block for layer in self.step.model.layers for block in layer)
         for block, times in blocks.items():

@@ -47,9 +47,9 @@ class ModelPrecision:
 
     ``matmul`` is the format of the operands of linear layers, ``attention`` of operands inside attention,
     ``compute`` of activations between operations and of weights at use, ``gradient`` of accumulated
-    gradients, and ``head`` of the output projection. ``quantizes``: operands of products are converted from
-    ``compute`` first. Scales of 8-bit formats (per tensor, row or block) are not counted in bytes; scales of
-    mxfp8 and nvfp4 are part of the format.
+    gradients, and ``head`` of the output projection. ``quantizes`` is True if operands of matmuls are first
+    converted from ``compute``. Scales of 8-bit formats (per tensor, row or block) are not counted in bytes;
+    scales of mxfp8 and nvfp4 are part of the format.
     """
 
     name: str
@@ -118,13 +118,14 @@ LAYER_INPUT = "decoder_layer_input"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recompute:
-    """Recomputation in the backward pass, of ``modules`` (:data:`MODULES`).
+    """Recomputation of ``modules`` (names in :data:`MODULES`) in the backward pass, instead of saving their
+    activations.
 
-    It applies to the first ``layers`` of each stage (-1: all), and only to every ``every``-th of these, from
-    the first one on. ``offloaded`` names modules, or tensors by MaxText's names, whose activations in the
-    same layers are moved to the host instead. ``per_operation``: a layer saves only its input, the results of
-    attention and of sums over tensor-parallel ranks, and the result of every other matrix product from the
-    first one on (torchtitan's selective checkpointing).
+    It applies to the first ``layers`` layers of each stage (-1: all). Of these it applies to every
+    ``every``-th layer, from the first one on. ``offloaded`` names modules, or tensors by MaxText's names,
+    whose activations are moved to the host in the same layers. ``per_operation``: a layer saves only its
+    input, the results of attention and of sums over tensor-parallel ranks, and the result of every second
+    matmul from the first one on (torchtitan's selective checkpointing).
     """
 
     modules: frozenset[str] = frozenset()
@@ -148,8 +149,9 @@ _MOST_DIGITS = 10
 
 
 def recompute_of(text: str) -> Recompute:
-    """Parse ``none``, ``selective`` (attention itself, arXiv 2205.05198), ``full``, ``full:21`` (21 layers of
-    each stage), or names of modules separated by commas. Raises ``UsageError``.
+    """Parse the option for recomputation: ``none``, ``selective`` (only attention scores, arXiv 2205.05198),
+    ``full``, ``full:21`` (21 layers of each stage), or names of modules separated by commas. Raises
+    ``UsageError``.
     """
     name, _, count = text.partition(":")
     if name == "none" and not count:
@@ -166,10 +168,10 @@ def recompute_of(text: str) -> Recompute:
 
 
 def offload_of(text: str, recompute: Recompute) -> tuple[bool, Recompute]:
-    """Parse a comma-separated list of things to offload to the host.
+    """Parse the option for offloading to the host, a comma-separated list.
 
-    Return whether the ``optimizer`` is in the list, and ``recompute`` with the offloaded activations, which
-    are named by :data:`MODULES` or are :data:`LAYER_INPUT`. Raises ``UsageError``.
+    Return True if the list has ``optimizer``, and ``recompute`` with the offloaded activations added, which
+    are named by :data:`MODULES` or :data:`LAYER_INPUT`. Raises ``UsageError``.
     """
     names = {name for name in text.split(",") if name}
     unknown = sorted(names.difference(MODULES, ("optimizer", LAYER_INPUT)))
@@ -194,11 +196,11 @@ class Overlap:
     """Communication that overlaps computation.
 
     ``gradients``: reductions of gradients start when their bucket is complete. ``parameters``: gathers of
-    sharded weights run ahead of their layer (distributed optimizer, FSDP). ``tensor``: collectives of tensor
-    parallelism are split into one part per rank and pipelined with the adjacent products. ``experts``: token
-    dispatch overlaps the shared expert. ``pipeline``: sends between stages overlap the next computation.
-    ``context``: keys are sent around the ring of context-parallel ranks while attention to the previous keys
-    runs.
+    sharded weights run in advance of their layer (distributed optimizer, FSDP). ``tensor``: collectives of
+    tensor parallelism are divided into one piece per rank and pipelined with the adjacent matmuls.
+    ``experts``: token dispatch overlaps the shared expert. ``pipeline``: sends between stages overlap the
+    next computation. ``context``: keys are sent around the ring of context-parallel ranks during attention to
+    the previous keys.
     """
 
     gradients: bool = True
@@ -262,15 +264,15 @@ class Training:
 
     @property
     def dispatch_ratio(self) -> float:
-        """Return the ratio of token copies that are sent to experts to token copies that the router assigns
-        (less than 1 if tokens are dropped).
+        """Return the number of token copies that are sent to experts, divided by the number that the router
+        assigns. It is less than 1 if tokens are dropped.
         """
         return self.capacity if self.capacity > 0 else 1.0
 
     @property
     def expert_load(self) -> float:
-        """Ratio of the token copies that the experts of the busiest rank process to the mean number that the
-        router assigns to a rank.
+        """Ratio of two numbers of token copies: the copies that the experts of the busiest rank process, and
+        the mean number of copies that the router assigns to a rank.
 
         With a capacity factor all ranks process the same number, because copies are padded or dropped.
         """

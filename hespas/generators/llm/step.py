@@ -57,11 +57,11 @@ def stage_graph(model: Model, layout: Layout, training: Training, stage: int, na
 
 
 class StagePasses(NamedTuple):
-    """Passes of a stage, each written once as a run of nodes of ``graph``.
+    """Passes of a pipeline stage, each written once into ``graph``.
 
     ``variants`` maps the kind of a pass, its chunk and a flag to an index in ``parts``. The flag is True for
-    the first forward and the last backward pass of a step. ``end`` is the index of the part at the end of the
-    step (the optimizer).
+    the first forward and the last backward pass of a step. ``end`` is the index in ``parts`` of the end of
+    the step (the optimizer).
     """
 
     graph: OpGraph
@@ -70,8 +70,8 @@ class StagePasses(NamedTuple):
     end: int
 
     def part(self, kind: str, chunk: int, *, special: bool) -> int:
-        """Return the index of a pass. ``special`` selects the variant for the first forward or last backward
-        pass; a pass without variants has one index.
+        """Return the index of a pass in ``parts``. ``special`` is True for the first forward or the last
+        backward pass, which may be separate variants.
         """
         default = self.variants[kind, chunk, True]
         return self.variants.get((kind, chunk, special), default)
@@ -89,7 +89,7 @@ def ordered_passes(
 ) -> OpGraph:
     """Return the step of a stage with ``count`` micro-batches: its passes in the order of the schedule.
 
-    The passes may come from another stage with equal layers. O(nodes of the step).
+    ``passes`` may have been written for another stage with equal layers. O(nodes of the step).
     """
     last = count - 1
     sequence: list[PassInstance] = []
@@ -107,8 +107,8 @@ def ordered_passes(
 
 
 class _WeightShare(NamedTuple):
-    """Weights that several ranks hold. The ranks of a group in ``shards`` divide one copy; the ranks of a
-    group in ``copies`` hold the same part of it.
+    """Weights that several ranks hold. Each group in ``shards`` holds one copy, divided over its ranks. The
+    ranks of a group in ``copies`` hold the same shard.
     """
 
     name: str
@@ -237,8 +237,8 @@ class _StageWriter:
         return nodes
 
     def _shares(self, weights: RankWeights) -> Iterator[_WeightShare]:
-        """Yield the dense weights and the expert weights that several ranks hold. Without a sharded optimizer
-        each rank holds a whole copy.
+        """Yield the dense weights and the expert weights of the stage with the groups of ranks that hold
+        them, if there are several ranks. Without a sharded optimizer each rank holds a whole copy.
         """
         groups = self.rank.groups
         if self.layout.zero:
@@ -262,7 +262,7 @@ class _StageWriter:
         """Add the reduction of gradients over the ranks that hold the same weights: a reduce-scatter if the
         optimizer is sharded, and an all-reduce over copies.
 
-        Return one node for each entry of :meth:`_reducible`.
+        Return the last node of the reduction for each entry of :meth:`_reducible`.
         """
         element, nodes = self.rank.gradient, list[int]()
         for name, trained, _, shards, copies in self._reducible(weights):
@@ -314,10 +314,10 @@ class _StageWriter:
         return k.message("pipeline.recv", messages, self.rank.stream, tag, sends=False)
 
     def _send(self, k: KernelWriter, x: Value, backward: bool) -> None:
-        """Add the send to the next chunk.
+        """Add the send to the next chunk (in the backward pass, to the previous chunk).
 
-        The message tag contains the number of the receiving chunk. It differs from the sending chunk only at
-        the last stage, which sends to the next chunk of the first stage (in the backward pass the reverse).
+        The message tag contains the number of the receiving chunk. Sender and receiver have the same chunk
+        number, except when the last stage sends to the first stage.
         """
         messages = self.rank.groups.to_stage(-1 if backward else 1, wraps=self.layout.vp > 1)
         chunk = k.part.chunk
@@ -406,10 +406,11 @@ class _StageWriter:
         return sum(map(len, self.chunks[:chunk])) + position
 
     def _fetch(self, k: KernelWriter, position: int, ahead: int) -> list[int]:
-        """Add the load of a layer's offloaded activations. It waits for the node ``ahead``.
+        """Add the load of the offloaded activations of the layer at ``position``. It waits for the node
+        ``ahead``.
 
-        Return the loading node if the layer's backward pass has to wait for it explicitly, because no kernel
-        of that pass reads a loaded value.
+        Return the loading node if no kernel of the layer's backward pass reads a loaded value, so that the
+        caller must make the pass wait for it. Return an empty list otherwise.
         """
         chunk = k.part.chunk
         if position < 0:
@@ -475,8 +476,9 @@ class _StageWriter:
         k.module = ""
 
         def regather(k: KernelWriter, updated: Value) -> None:
-            """Add the gather of updated weights, unless passes gather them (FSDP) or each rank has them all.
-            Weights of layers that are gathered ahead of their use are left out.
+            """Add the gather of updated weights. Nothing is added if every pass gathers weights (FSDP), or if
+            each rank holds all weights. Layers whose weights are gathered shortly before their use are left
+            out.
             """
             if self.frees_weights or not self.layout.zero or isinstance(updated, str):
                 return

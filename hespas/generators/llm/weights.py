@@ -119,9 +119,9 @@ def adapter_flops(rank: ModelRank, block: Block, names: Collection[str] | None =
 class RankWeights(NamedTuple):
     """Numbers of parameters on a rank.
 
-    ``dense`` parameters are sharded over data-parallel ranks, parameters of ``experts`` over the ranks with
-    the same experts. ``frozen`` and ``frozen_experts`` are not trained. ``replicated`` is the number of dense
-    parameters whose gradients are summed over tensor-parallel ranks.
+    Optimizer state of ``dense`` parameters is sharded over data-parallel ranks, and of ``experts`` over the
+    ranks with the same experts. ``frozen`` and ``frozen_experts`` are not trained. ``replicated`` is the
+    number of dense parameters whose gradients are summed over tensor-parallel ranks.
     """
 
     dense: int = 0
@@ -152,8 +152,8 @@ def weights_of_layer(model: Model, layout: Layout, training: Training, layer: La
 
 def _summed(layout: Layout, *, by_token: int = 0, by_head: int = 0) -> int:
     """Return the number of replicated weights whose gradients are summed over tensor-parallel ranks.
-    ``by_token`` weights are applied to tokens outside tensor-parallel regions, ``by_head`` weights to the
-    heads of a rank.
+    ``by_token`` is the number of weights that are applied to tokens, outside tensor-parallel regions.
+    ``by_head`` is the number of weights that are applied to the heads of a rank.
     """
     return (by_token if layout.has_sequence_parallel else 0) + (by_head if layout.tp > 1 else 0)
 
@@ -199,10 +199,10 @@ def _of_block(model: Model, layout: Layout, block: Block) -> RankWeights:
 
 
 def _adapters(rank: ModelRank, block: Block) -> RankWeights:
-    """Return the parameters of a block's adapters on one rank.
+    """Return the number of parameters of a block's adapters on one rank.
 
-    If tensor-parallel ranks divide the outputs of a matrix, the first adapter matrix is whole on each rank;
-    if they divide the inputs, the second one is.
+    An adapter consists of two matrices. If tensor-parallel ranks divide the outputs of the layer, each rank
+    has the whole first matrix; if they divide the inputs, each rank has the whole second matrix.
     """
     weights = RankWeights()
     for adapted in adapted_layers(rank, block):
@@ -216,11 +216,11 @@ def _adapters(rank: ModelRank, block: Block) -> RankWeights:
 
 
 def copied_embedding(model: Model, layout: Layout) -> int:
-    """Return the number of elements of the embedding that the last stage holds in addition to the first
+    """Return the number of elements of the embedding that the last stage also holds, in addition to the first
     stage.
 
-    A tied head needs the token table. Multi-token prediction embeds tokens again, so it also needs learned
-    positions.
+    A tied head needs the token embedding. Multi-token prediction embeds tokens again, so it also needs
+    learned position embeddings.
     """
     table = -(-model.vocab // layout.tp) * model.hidden
     if model.mtp_layers:

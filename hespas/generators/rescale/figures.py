@@ -52,8 +52,8 @@ TABLE_FIGURES: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GraphFigures:
-    """Figures of a graph that rescaling changes: columns of its nodes and of its side tables, by name.
-    ``operands`` and ``results`` are row numbers of ``types``.
+    """Figures of a graph that change with the size of a mesh axis: columns of nodes (``node``) and of the
+    graph's tables (``tables``), by name. ``operands`` and ``results`` are rows in the table ``types``.
     """
 
     node: Mapping[str, FloatArray]
@@ -216,10 +216,11 @@ def recount(
     before: int,
     after: int,
 ) -> GraphFigures:
-    """Return the figures after each marked dimension is divided into ``after`` parts instead of ``before``.
+    """Return the figures after the marked dimensions of tensors are divided over ``after`` ranks instead of
+    ``before``.
 
-    ``marks`` maps a node and one of its tensors (operands first, then results) to dimensions. Raises
-    ``UnsupportedError`` if the old figures do not follow from the tensor types.
+    ``marks`` maps a node and the index of one of its tensors (operands first, then results) to the divided
+    dimensions. Raises ``UnsupportedError`` if the present figures do not agree with the tensor types.
     """
     rows = ResizedTypes(now.types)
     operands, results = now.operands.values.copy(), now.results.values.copy()
@@ -384,10 +385,11 @@ class AxisSizes:
 
 
 def extrapolate(graph: OpGraph, now: GraphFigures, other: OpGraph, sizes: AxisSizes) -> GraphFigures:
-    """Return the figures at a new size of an axis, from ``graph`` at one size and ``other`` at a second size.
+    """Return the figures for a new size of an axis, extrapolated from ``graph`` at one size and ``other`` at
+    a second size.
 
-    ``now`` has the figures of ``graph``, of which other axes may have changed already. Raises
-    ``UnsupportedError`` if the programs differ, or if a figure follows no rule.
+    ``now`` has the figures of ``graph``, after possible changes of other axes. Raises ``UnsupportedError`` if
+    the programs differ, or if a figure has no rule for extrapolation.
     """
     rows = np.flatnonzero(~is_recorded_wait(graph))
     second = without_waits(other)
@@ -443,8 +445,8 @@ def _unfit(graph: OpGraph, node: int, reason: str, sizes: AxisSizes) -> Unsuppor
 
 
 class _FigureFit:
-    """Extrapolation of the figures of one graph from two traces. Types must be extrapolated first, because
-    the form of a node's work depends on them.
+    """Extrapolation of the figures of one graph from traces at two sizes of an axis. Tensor types must be
+    extrapolated first, because the rule for the work of a node depends on them.
     """
 
     def __init__(
@@ -478,8 +480,11 @@ class _FigureFit:
         return replace(now, values=values)
 
     def _type(self, node: int, a: int, b: int, current: int) -> tuple[int, tuple[bool, bool]]:
-        """Return the row of the extrapolated type, and two flags: one of its extents falls with the axis
-        size, one of its extents rises.
+        """Return the row of the extrapolated tensor type, and two flags: True if an extent decreases with the
+        axis size, and True if an extent increases.
+
+        ``a`` and ``b`` are the rows of the type at the two traced sizes, ``current`` its row after changes of
+        other axes.
         """
         types, others, sizes = self._graph.types, self._other.types, self._sizes
         first_shape, second_shape = types.shape(a), others.shape(b)

@@ -82,8 +82,8 @@ def find_mesh(workload: Workload) -> Mesh:
 
 
 def _member_digits(groups: GroupSet, num_ranks: int) -> tuple[Digit, ...]:
-    """Return the digits (size and stride) by which the ranks of each group are numbered, slowest first.
-    Raises ``UnsupportedError`` if the groups have no such form.
+    """Return the digits (size and stride) of the ranks in a group, slowest first. Rank = start of the group +
+    sum of index x stride. Raises ``UnsupportedError`` if the groups do not have this form.
     """
     rows = groups if isinstance(groups, StridedGroups) else member_rows(groups)
     digits: tuple[Digit, ...] | None
@@ -168,10 +168,11 @@ _PRODUCTS = (OpClass.CONTRACTION, OpClass.CONVOLUTION, OpClass.ATTENTION)
 
 @dataclass(slots=True)
 class Traffic:
-    """Collectives and messages along one mesh axis, over all rank classes.
+    """Collectives and messages along one mesh axis, over all rank classes. They identify the kind of
+    parallelism of the axis.
 
-    ``feeds_products``: results of reductions are operands of matrix products. ``gathers_work``: matrix
-    products computed the gathered values.
+    ``feeds_products``: results of reductions are operands of matmuls. ``gathers_work``: gathered values were
+    computed by matmuls.
     """
 
     kinds: set[CollectiveKind] = field(default_factory=set[CollectiveKind])
@@ -244,8 +245,8 @@ def rule_of(name: str, traffic: Traffic) -> Rule | None:
 
 
 def named_by_traffic(workload: Workload, mesh: Mesh, wanted: Mapping[str, int]) -> Mesh:
-    """Return the mesh with axes named by their traffic. If the mesh has one axis, it gets the name in
-    ``wanted``.
+    """Return the mesh with axes named by their traffic (such as ``dp`` or ``tp``). If the mesh has a single
+    axis, it gets the only name in ``wanted``.
 
     Raises ``UnsupportedError`` if the traffic does not identify the axes.
     """
@@ -269,10 +270,10 @@ def named_by_traffic(workload: Workload, mesh: Mesh, wanted: Mapping[str, int]) 
 
 
 def _name(traffic: Traffic, *, is_program: bool) -> str:
-    """Return the name that the traffic of an axis suggests; empty if unknown.
+    """Return the name of an axis that its traffic suggests, such as ``tp``; empty if unknown.
 
-    Reductions identify the axis ``tp`` only in a program. In a recording of several steps, computation
-    follows every reduction, so reductions do not identify an axis.
+    Reductions identify the axis ``tp`` only in a compiled program (``is_program``). In a recording of several
+    steps, some computation follows every reduction, so reductions identify no axis.
     """
     if traffic.messages:
         return "" if traffic.kinds - set(SUMS) else "pp"

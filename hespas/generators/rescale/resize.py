@@ -85,10 +85,10 @@ def parse_sizes(text: str) -> dict[str, int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rescale:
-    """Graph pass that gives mesh axes new ``sizes``.
+    """Graph pass that changes mesh axes to new ``sizes``.
 
-    ``mesh`` names the axes of the trace (``dp=2,tp=4``, outermost first; empty: named by their traffic).
-    ``others`` are traces of the same program, each at another size of one axis.
+    ``mesh`` names the axes of the trace, outermost first, such as ``dp=2,tp=4`` (empty: axes are named by
+    their traffic). ``others`` are traces of the same program, each at another size of one axis.
     """
 
     sizes: Mapping[str, int]
@@ -302,8 +302,8 @@ class _RescaleSource:
         return Permutation(self.target.num_devices, (size, stride), permutation.shift, permutation.wraps)
 
     def check_ranks(self, diagnostics: Diagnostics) -> None:
-        """Check that ranks along a changed axis call the same collectives, and warn if other operations
-        differ.
+        """Check that the traced ranks along a changed axis run the same collectives, and warn if their other
+        operations differ.
 
         O(nodes of all classes).
         """

@@ -48,10 +48,11 @@ Relations = Iterator[tuple[tuple[tuple[int, int], ...], ...]]
 
 
 def reshaped(source: Shape, target: Shape, dims: Dims) -> Dims | None:
-    """Return the divided dimensions after a reshape; None if the shapes do not determine them.
+    """Return the dimensions of ``target`` that the axis divides after a reshape, if it divides ``dims`` of
+    ``source``; None if the shapes do not determine them.
 
-    Both shapes are cut into runs of dimensions with equal products. Within a run, only the slowest dimension
-    larger than 1 may be divided.
+    Both shapes are cut into runs of dimensions with equal numbers of elements. Within a run, only the slowest
+    dimension larger than 1 may be divided.
     """
     split: set[int] = set()
     source_end = target_end = 0
@@ -110,8 +111,8 @@ def reductions(source: Shape, target: Shape) -> Relations:
 
 
 def products(lhs: Shape, rhs: Shape, result: Shape, sizes: tuple[int, int, int, int]) -> Relations:
-    """Yield the possible relations between the dimensions of a matrix product. ``sizes`` has the total
-    extents of its batch, rows, columns and contracted dimensions.
+    """Yield the possible relations between the dimensions of the operands and the result of a matmul.
+    ``sizes`` has the total extents of its batch, rows, columns and contracted dimensions.
     """
 
     def size_of(shape: Shape, kinds: Sequence[str], wanted: str) -> int:
@@ -131,8 +132,9 @@ def products(lhs: Shape, rhs: Shape, result: Shape, sizes: tuple[int, int, int, 
 def _product_relation(
     lhs: Shape, rhs: Shape, result: Shape, left: Sequence[str], right: Sequence[str]
 ) -> tuple[tuple[tuple[int, int], ...], ...] | None:
-    """Return the relation between the dimensions of a product, if ``left`` and ``right`` give the kind of
-    each operand dimension (batch, row, column, contracted); None if the shapes contradict it.
+    """Return the relation between the dimensions of the operands and the result of a matmul; None if the
+    shapes contradict it. ``left`` and ``right`` give the kind of each operand dimension (batch, row, column,
+    contracted).
 
     Dimensions of the same kind are paired in order.
     """
@@ -170,10 +172,11 @@ _AFTER_PRODUCT = _VIEWS | {"transpose", "convert", "add", "copy", "multiply"}
 
 @dataclass(frozen=True, slots=True)
 class AxisChange:
-    """Change of the size of a mesh axis. ``is_along`` marks the rows of the table of collectives along the
-    axis.
+    """Change of the size of a mesh axis from ``before`` to ``after``. ``is_along`` is True for the rows of
+    the graph's table of collectives whose groups run along the axis.
 
-    ``by_products``: reductions along the axis complete matrix products, as on a tensor-parallel axis.
+    ``by_products`` is True if reductions along the axis sum partial results of matmuls, as on a
+    tensor-parallel axis.
     """
 
     axis: str
@@ -240,8 +243,8 @@ class _ShardFlow:
                 raise self._refusal(node, "the shapes of an all-to-all do not define its shards")
 
     def _seed_split(self, node: int, *, small: int) -> None:
-        """Mark the divided dimension of a collective: the one that is smaller on the side ``small`` (the
-        shard) than on the other side.
+        """Mark the divided dimension of a collective such as an all-gather: the only dimension in which
+        operand and result differ. ``small`` is the side with the shard (0: operand, 1: result).
         """
         count = len(self._operands[node])
         if not count or count != len(self._results[node]):
@@ -405,8 +408,8 @@ class _ShardFlow:
             yield from broadcasts(shapes[0], shapes[1])
 
     def _mark_by_relations(self, node: int, marks: dict[int, Dims]) -> None:
-        """Mark those dimensions of a node's tensors that the axis divides under every relation between the
-        shapes that is possible.
+        """Mark the dimensions of a node's tensors that the axis divides. If the shapes allow several
+        relations between the tensors, only dimensions that are divided under all of them are marked.
         """
         if node in self._products and not self._change.by_products:
             raise self._refusal(
@@ -429,8 +432,8 @@ class _ShardFlow:
                 raise self._refusal(node, "two collectives contradict each other")
 
     def check(self) -> None:
-        """Raise ``UnsupportedError`` if reductions along a tensor-parallel axis complete no known product, or
-        if parameters of one type are divided differently.
+        """Raise ``UnsupportedError`` if a reduction along a tensor-parallel axis has no known matmul before
+        it, or if parameters of one type are divided differently.
         """
         sums = self._change.is_along & (self._graph.collectives.kind == CollectiveKind.ALL_REDUCE)
         if self._change.by_products and sums.any() and not self.marks:

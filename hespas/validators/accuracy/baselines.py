@@ -60,9 +60,10 @@ def naive_ns(graph: OpGraph, device: Device, *, num_ranks: int = -1) -> FloatArr
 def fitted_baselines(
     cases: Sequence[Cases], naive: Sequence[FloatArray], times: Sequence[FloatArray]
 ) -> list[tuple[CasePrediction, ...]]:
-    """Return all baselines of the cases of each source on one device.
+    """Return the predictions of all naive baselines for the cases of each source on one device.
 
-    ``naive`` is the data-sheet roofline of one execution [ns]; each case has ``times`` executions.
+    ``naive`` is the data-sheet roofline of one execution of each case [ns]; ``times`` is the number of
+    executions of each case.
     """
     count = np.concatenate(list(times))
     shape = shared_shapes(cases)
@@ -96,9 +97,9 @@ def fitted_baselines(
 
 @one_thread()
 def baselines_of_rows(table: FittingRows, is_test: BoolArray) -> tuple[CasePrediction, ...]:
-    """Return all baselines of the rows to predict, fitted to the other rows.
+    """Return the predictions of all naive baselines for the rows in ``is_test``, fitted to the other rows.
 
-    Without other rows, each fifth of the sizes is predicted by a fit to the other four.
+    If there are no other rows, each fifth of the sizes is predicted by a fit to the other four.
     """
     fitted = np.full((2, len(table.shape)), np.nan)
     if not is_test.all():
@@ -147,10 +148,10 @@ class FittingRows:
         return int(self.shape.max(initial=-1)) >= MOST_FITTED
 
     def fitted(self, part: IntArray | NDArray[np.int8]) -> NDArray[np.float64]:
-        """Return the predictions of both fitted baselines, shape ``(2, cases)``. ``part`` assigns each case
-        to a part; each part is predicted by a fit to the other parts.
+        """Return the predictions of both fitted baselines, shape ``(2, cases)``, by cross-validation.
+        ``part`` is the fold of each case; each fold is predicted by a fit to the other folds.
 
-        NaN if the other parts have no other shape.
+        Predictions are NaN if the other folds have no other shape.
         """
         fitted = np.full((2, len(part)), np.nan)
         for fold in np.unique(part).tolist():

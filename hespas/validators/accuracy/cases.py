@@ -56,8 +56,8 @@ LEAST_NS = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class CaseMembers:
-    """Members of one case (a measured time that is compared with an estimate): compiled instructions, the
-    program operations that they carry out, and the measured events.
+    """Members of one case (a measured time that is compared with an estimate): the compiled instructions, the
+    program operations that the instructions carry out, and the number of measured events.
     """
 
     instructions: tuple[str, ...]
@@ -77,21 +77,22 @@ class IndexedTexts(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Cases:
-    """Cases of one source as columns of shape ``(cases,)``. Cases with the same ``shape`` number do equal
-    work; the number is an index in ``shapes``, the descriptions of the work.
+    """Cases of one source as columns of shape ``(cases,)``. A case is a measured time that is compared with
+    estimates. Cases with the same ``shape`` number do equal work; the number is an index in ``shapes``, the
+    descriptions of the work.
 
     * ``measured_ns`` is the median over ``repeats`` runs. ``spread_ns`` is the mean distance of the runs from
-      it (NaN for one run). ``mean_ns`` is the mean over the runs (None: equal to ``measured_ns``); means add
-      up to the time of a run.
+      the median (NaN for one run). ``mean_ns`` is the mean over the runs (None: equal to ``measured_ns``);
+      means add up to the time of a run.
     * ``inside_ns`` is the device time of all events that the cases represent (NaN: the sum of
       ``measured_ns``). ``outside_ns`` is the device time of the events that match no case.
-    * ``members`` (empty: each case is one operation) lists the parts of each case.
-    * ``op_class`` numbers ``classes``, which all cases of one comparison share. ``families`` (empty: none)
-      holds a name per class under which several classes are also summarised.
-    * ``useful_flops`` (None: equal to ``flops``) exclude multiplications by zero. ``dtypes`` (empty: unknown)
-      holds the element type that each case computes in.
-    * ``steps`` is the number of steps that all cases together cover: a recording without its program covers
-      all its steps (NaN: unknown).
+    * ``members`` lists the instructions and operations of each case (empty: each case is one operation).
+    * ``op_class`` is an index in ``classes``, which all cases of one comparison share. ``families`` has a
+      name per class, under which several classes are also summarised (empty: none).
+    * ``useful_flops`` exclude multiplications by zero (None: equal to ``flops``). ``dtypes`` is the element
+      type in which each case computes (empty: unknown).
+    * ``steps`` is the number of steps that all cases together cover (NaN: unknown). A recording without its
+      program covers all its steps.
     """
 
     source: str
@@ -157,14 +158,14 @@ class Cases:
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class CaseSource:
-    """Cases of one program in one profile. ``node`` is the node of each case in ``graph``, one per group.
+    """Cases of one program in one profile. ``node`` is the node of each case in ``graph``, which has one node
+    per case. A step runs each case ``times`` times.
 
-    * A step runs each case ``times`` times.
-    * ``program`` runs end to end (None: a trace of operations, or a further rank class of a program that
-      another source has). ``profile`` holds its events on all ranks.
-    * A graph that carries measured times has no ``profile``. ``recorded`` then holds the times of its steps,
+    * ``program`` is the program to simulate end to end. It is None for a trace of operations, and for further
+      rank classes of a program that another source has. ``profile`` has its events on all ranks.
+    * A graph that carries measured times has no ``profile``. ``recorded`` then has the times of its steps,
       if known.
-    * ``joins`` list the operations that each instruction carries out. ``num_ranks`` is the size of the job
+    * ``joins`` lists the operations that each instruction carries out. ``num_ranks`` is the size of the job
       (-1: unknown).
     """
 
@@ -187,8 +188,8 @@ def events_of(profile: Profile, rows: IntArray, name: str) -> Profile:
 
 
 def cases_of(graph: OpGraph, node: IntArray, times: FloatArray, names: tuple[str, str, str]) -> Cases:
-    """Return a case (measured time to compare) for each node with a measured time, which covers all ``times``
-    executions of the node in a step. ``names`` are source, workload and hardware.
+    """Return a case (measured time to compare) for each node with a measured time. A case covers all
+    executions of the node in a step; ``times`` is their number. ``names`` are source, workload and hardware.
     """
     labels, shapes, shape = case_labels(graph, node, times)
     return Cases(
@@ -211,8 +212,8 @@ def cases_of(graph: OpGraph, node: IntArray, times: FloatArray, names: tuple[str
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class GroupTimes:
-    """Measured times of groups of events that belong together. ``group`` is the group's number,
-    ``measured_ns`` the median over its runs, ``mean_ns`` their mean. Shape ``(measured groups,)``.
+    """Measured times of matched groups of events, as columns of shape ``(measured groups,)``. ``group`` is
+    the number of the group, ``measured_ns`` the median over its runs, ``mean_ns`` their mean.
     """
 
     group: IntArray
@@ -239,9 +240,9 @@ def leading_nodes(graph: OpGraph, node_group: IntArray, num_groups: int) -> IntA
 
 
 def grouped_graph(graph: OpGraph, node_group: IntArray, num_groups: int) -> OpGraph:
-    """Return a graph with one node per group, because each measured time needs one estimate.
+    """Return a graph with one node per group, so that an estimator gives one time per measured time.
 
-    The FLOPs and communicated bytes of a group add up; tensors within a group need no memory traffic. All
+    FLOPs and communicated bytes of a group are added; tensors inside a group cause no memory traffic. All
     nodes without a group are merged into the last node.
     """
     leading = leading_nodes(graph, node_group, num_groups)
@@ -269,12 +270,13 @@ def grouped_graph(graph: OpGraph, node_group: IntArray, num_groups: int) -> OpGr
 
 
 def measured_groups(profile: Profile, matching: Matching) -> GroupTimes:
-    """Return the time of each group: the sum within a run of a rank, then the median over ranks and runs.
+    """Return the measured time of each group: the sum of its events in a run of a rank, then the median over
+    ranks and runs.
 
-    If events of a run overlap on several streams, the union of their intervals counts instead of the sum.
-    Events outside of runs belong to a run that the recording cut off. They count only for groups without
-    events in a run. A run with an event of negative or unknown duration is ignored if the group has other
-    runs; otherwise the rest of the run counts. O(events log events).
+    If events of a run overlap on several streams, the union of their intervals is measured instead of the
+    sum. Events outside of runs are from a run that the recording cut off. They are used only for groups
+    without events in a run. A run with an event of negative or unknown duration is ignored if the group has
+    other runs; otherwise only that event is ignored. O(events log events).
     """
     chosen = np.flatnonzero(matching.event_group >= 0)
     in_run = np.zeros(len(matching), np.bool_)
@@ -331,7 +333,8 @@ def case_labels(
     """Return the names of ``nodes``, the distinct descriptions of their work, and the index of each node's
     description.
 
-    A description is ``op(types) -> types``. Work that a step does several ``times`` has a different one.
+    A description is ``op(types) -> types``. If a step does the work several times, the description also has
+    the number of ``times``.
     """
     strings, types = graph.strings, graph.types
     texts: list[str] = []
@@ -391,10 +394,10 @@ def shared_shapes(cases: Sequence[Cases]) -> IntArray:
 
 
 def text_numbers(parts: Sequence[IndexedTexts]) -> list[IntArray]:
-    """Return a column of numbers for each of several lists of texts (at least one list). Equal texts have
-    equal numbers, in order of first appearance.
+    """Return one column of integers per list of texts. Equal texts get equal integers across all lists (at
+    least one), in order of first appearance.
 
-    Texts are compared by a digest of 16 bytes, so that millions need not be in memory.
+    Texts are compared by a digest of 16 bytes, so that millions of texts need not be in memory.
     """
     digest_columns: list[NDArray[np.uint64]] = []
     for texts in parts:

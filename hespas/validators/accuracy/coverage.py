@@ -35,11 +35,13 @@ shapes, in order; by operation alone, in order."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EventKey:
-    """Key that equal events share: an instruction of a module, or a position in a run.
+    """Key of equal events: an instruction of a module, or a position in a run. Events with this key are
+    matched to the same program nodes.
 
     The events carry out ``nodes``, completely or in part. ``rule`` is an index in :data:`RULES` (-1:
-    unmatched). ``inferred``: the compiler created the instruction, and ``nodes`` belong to the instructions
-    that it serves. ``communicates``: the instruction exchanges data with other ranks.
+    unmatched). ``inferred`` is True if the compiler created the instruction; ``nodes`` are then the nodes of
+    the instructions that use or produce its data. ``communicates`` is True if the instruction exchanges data
+    with other ranks.
     """
 
     module: str
@@ -52,11 +54,12 @@ class EventKey:
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Matching:
-    """Nodes that each event carries out, and groups of events and nodes whose times can be compared.
+    """Program nodes that each event carries out, and groups of events and nodes whose times can be compared.
 
-    A fusion is one event for many nodes; a node that the compiler split is several events. ``event_key`` is
-    the index in ``keys`` of each event, shape ``(events,)`` (-1: the event has no operation name).
-    ``node_group`` has shape ``(nodes,)`` and ``event_group`` has shape ``(events,)``; -1 means no group.
+    A fusion is one event for many nodes, and a node that the compiler divided is several events.
+    ``event_key`` is the index in ``keys`` of each event, shape ``(events,)`` (-1: the event has no operation
+    name). ``event_group``, of shape ``(events,)``, and ``node_group``, of shape ``(nodes,)``, are the group
+    of each event and node; -1 means no group.
     """
 
     keys: tuple[EventKey, ...]
@@ -84,14 +87,14 @@ class Matching:
 def group_keys(
     keys: Sequence[EventKey], shared: BoolArray, communicates: BoolArray
 ) -> tuple[IntArray, IntArray]:
-    """Return the group of each key, shape ``(keys,)``, and of each node, shape ``(nodes,)``; -1 means no
-    group.
+    """Return the comparison group of each key, shape ``(keys,)``, and of each node, shape ``(nodes,)``; -1
+    means no group.
 
-    Keys that carry out the same node are in one group. Exceptions are ``shared`` nodes, which compilers copy
+    Keys that carry out the same node are in one group, except for ``shared`` nodes, which compilers copy
     freely. A shared node belongs to one key only, preferably a key without other nodes. It does not connect
     keys that have other nodes. A key that communicates is grouped only with nodes that communicate, because
     the partitioner adds collectives that the program does not contain. Other keys skip communicating nodes if
-    they have any other node. Nearly O(links).
+    they have any other node. The time is nearly O(links).
     """
     forest = _KeyForest(len(keys), len(shared))
     is_shared, is_communication = shared.tolist(), communicates.tolist()
@@ -163,11 +166,11 @@ class UnmatchedName:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Coverage:
-    """Matched share of a profile and of a program, by count and by time.
+    """Share of a profile and of a program that was matched, by count and by time.
 
-    Shares are 0..1; negative durations count as 0. ``nodes`` counts the nodes with a cost. ``by_rule`` is the
-    matched time [ns] by rule; ``compared_time_ns`` is the time of the events in comparison groups.
-    ``unlisted_events`` and ``unlisted_nodes`` count the names that the lists omit.
+    Shares are 0 to 1; negative durations count as 0. ``nodes`` counts the nodes with a cost. ``by_rule`` is
+    the matched time [ns] by rule. ``compared_time_ns`` is the time of the events in comparison groups.
+    ``unlisted_events`` and ``unlisted_nodes`` are the numbers of names that the lists omit.
     """
 
     events: int
@@ -247,8 +250,9 @@ class InstructionJoin:
     """Instruction of ``module`` that ran, with the names of the program ``operations`` that it carries out.
 
     The instruction carries out the operations completely or in part. If it has none, ``rule`` is empty.
-    ``inferred``: the compiler created the instruction, and ``operations`` belong to the instructions that it
-    serves. Its ``events`` took ``time_ns`` in total. ``group`` is its comparison group (-1: none).
+    ``inferred`` is True if the compiler created the instruction; ``operations`` are then the operations of
+    the instructions that use or produce its data. Its ``events`` took ``time_ns`` in total. ``group`` is its
+    comparison group (-1: none).
     """
 
     module: str

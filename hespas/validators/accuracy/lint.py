@@ -28,8 +28,8 @@ _DRIFT_SIGMAS = 4.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LintFinding:
-    """Finding about the quality of measurements, such as a coarse clock. ``share`` is the share of device
-    time that it affects (NaN: not applicable).
+    """Finding about the quality of measurements, such as a coarse clock. ``share`` is the affected share of
+    the device time (NaN: not applicable).
     """
 
     code: str
@@ -132,10 +132,10 @@ def _clock_drift(profile: Profile) -> Iterator[LintFinding]:
 
 
 def lint_cases(cases: Cases, naive_ns: FloatArray, times: FloatArray, device: Device) -> list[LintFinding]:
-    """Return findings about cases that are faster than the device can be.
+    """Return findings about cases whose measured time is shorter than the device allows.
 
-    Caches may explain it. Otherwise a count of bytes or FLOPs is too high, or the measurement is wrong.
-    ``naive_ns`` is the data-sheet roofline of one execution; each case has ``times`` executions.
+    The cause may be caches, a count of bytes or FLOPs that is too high, or a wrong measurement. ``naive_ns``
+    is the data-sheet roofline of one execution; each case has ``times`` executions.
     """
     cache = max((memory.capacity_bytes for memory in device.memories if memory.level == "cache"), default=0)
     fast = (cases.measured_ns > 0) & (cases.measured_ns < _BELOW_ROOFLINE * naive_ns * times)

@@ -82,12 +82,12 @@ def match_program(
     is_own: bool = False,
     sizes: ProgramSizes | None = None,
 ) -> Matching:
-    """Match events of ``profile`` to nodes of ``graph``; ``diagnostics`` report the events without a match.
+    """Match events of ``profile`` to nodes of ``graph``; ``diagnostics`` receive the events without a match.
 
-    ``is_own``: the profile contains the program, so it is not checked against the profile. ``sizes`` are the
-    bytes and devices that the program declares, if it declares any.
+    ``is_own`` is True if the program was read from the profile, so that they need not be compared. ``sizes``
+    are the bytes and devices that the program declares, if it declares any.
 
-    Raises nothing: a module that cannot be read counts as absent. O(nodes + events + links).
+    A module that cannot be read is treated as absent and raises no error. O(nodes + events + links).
     """
     # Number the distinct (module, operation) pairs of the events; -1 for events without an operation name.
     pair_row = profile.module_id.astype(np.int64) << 32 | profile.op_id.astype(np.int64)
@@ -156,11 +156,11 @@ def match_program(
 def _warn_of_events(
     graph: OpGraph, profile: Profile, matching: Matching, modules: set[str], diagnostics: Diagnostics
 ) -> None:
-    """Warn of instructions with more events than a single run has, and of events of modules that are not in
-    ``modules``.
+    """Warn if instructions have more events than a single run has, and if events belong to modules that are
+    not in ``modules``.
 
-    Without run numbers, several runs would count as one long run. The instruction names of a missing module
-    do not identify operations.
+    In the first case, several runs without run numbers would count as one long run. In the second case, the
+    instruction names do not identify operations.
     """
     rows = np.flatnonzero((profile.run < 0) & (matching.event_key >= 0))
     rank_and_key = profile.rank[rows].astype(np.int64) << 32 | matching.event_key[rows]
@@ -195,9 +195,10 @@ def _match_by_name(
     program: tuple[Mapping[str, list[int]], set[str], set[str]],
     diagnostics: Diagnostics,
 ) -> list[EventKey]:
-    """Match the (module, operation) ``names`` of events by rules 1 and 2.
+    """Match the (module, operation) ``names`` of events to nodes by instruction name or by framework name
+    (the first two of :data:`RULES`).
 
-    ``program`` has three parts: nodes by instruction name, modules that are the program itself, and modules
+    ``program`` has three entries: nodes by instruction name, modules that are the program itself, and modules
     that only have the same names.
     """
     instructions, own, others = program
@@ -278,10 +279,10 @@ class _SourceNodes:
         return list(dict.fromkeys(by_line)), _SOURCE_LINE
 
     def _matmuls_behind(self, nodes: Sequence[int]) -> list[int]:
-        """Return the matmuls whose results ``nodes`` only copy or transpose; none if a matmul is among
+        """Return the matmuls whose results ``nodes`` only copy or transpose; empty if a matmul is among
         ``nodes``.
 
-        XLA turns the transpose of a matmul into a matmul that has the name of the transpose.
+        XLA merges a transpose into the matmul before it, and gives the matmul the name of the transpose.
         """
         graph = self._graph
         matmuls: list[int] = []
@@ -311,10 +312,12 @@ _SIGNATURE, _ORDER = RULES.index("signature"), RULES.index("order")
 def _match_in_order(
     graph: OpGraph, profile: Profile, unmatched: IntArray, first_key: int
 ) -> tuple[IntArray, list[EventKey]]:
-    """Match the k-th event of an operation in each rank and run to its k-th node (rule 4).
+    """Match the k-th event of an operation in each rank and run to the k-th node of that operation (the last
+    two of :data:`RULES`).
 
-    All ranks and runs must have as many events as the program has nodes: first by operation and operand
-    shapes, then by operation alone. In a loop of m iterations the nodes of the body repeat m times.
+    All ranks and runs must have as many events as the program has nodes. Events are matched first by
+    operation and operand shapes, then by operation alone. In a loop of m iterations the nodes of the body
+    repeat m times.
 
     ``unmatched`` lists the unmatched events. Returns the key of each event, numbered from ``first_key`` on
     (-1: unmatched), and the keys. O(nodes + events log events).
@@ -391,9 +394,10 @@ def _events_by_signature(
 
 
 def _positions(graph: OpGraph, profile: Profile, events: IntArray, nodes: Sequence[int]) -> IntArray | None:
-    """Return for each event the position of its node in ``nodes``, counted within a rank and run.
+    """Return for each event the index in ``nodes`` of the node that it carries out. Events are counted from 0
+    in each rank and run.
 
-    Returns None if some rank and run has a different number of events than the nodes have, or if the nodes
+    Returns None if a rank and run does not have as many events as the nodes have executions, or if the nodes
     belong to different loops.
     """
     rows = list(nodes)
@@ -436,11 +440,12 @@ def other_modules(
     instructions: Mapping[str, Sequence[int]],
     diagnostics: Diagnostics,
 ) -> set[str]:
-    """Return the modules in ``own`` that are another program, because their results have other shapes.
+    """Return the modules in ``own`` that are another program with similar names, because their results have
+    other shapes.
 
     ``own`` maps modules to the names of the instructions that ran; at least half of a module's names are also
-    names of the program. ``instructions`` maps the program's names to nodes. Warns of each such module, and
-    of each module without HLO if the program lacks more than a tenth of its names.
+    names of the program. ``instructions`` maps the program's names to nodes. Warns of each such module. Also
+    warns of a module without HLO if more than a tenth of its names are not in the program.
     """
     others: set[str] = set()
     for module, ran in own.items():

@@ -54,13 +54,14 @@ _MATCHED_NS = 1e-9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Joined:
-    """Device time of a profile that is joined to (matched with) operations of a program.
+    """Device time of a profile, and the part of it whose events are joined to (matched with) operations of a
+    program.
 
-    ``time_ns`` is all device time of the profile, ``joined_ns`` its joined part, and ``by_rule`` the joined
+    ``time_ns`` is all device time of the profile, ``joined_ns`` the joined part, and ``by_rule`` the joined
     part by rule (:data:`RULES`, strongest first). ``inferred_ns`` is the part of ``joined_ns`` in
-    instructions that the compiler created; they are joined to the operations of the instructions that they
-    serve. ``groups`` is the number of comparison groups. ``joins`` list all instructions that ran, most time
-    first.
+    instructions that the compiler created. They are joined to the operations of the instructions that use or
+    produce their data. ``groups`` is the number of comparison groups. ``joins`` lists all instructions that
+    ran, longest time first.
     """
 
     program: str
@@ -106,10 +107,10 @@ def join_program(workload: Workload, profile: Profile, diagnostics: Diagnostics)
 
 
 def sources_of_attached(profile: Profile, hardware: str, diagnostics: Diagnostics) -> list[CaseSource]:
-    """Compare a profile with the compiled programs that it contains: return one source of cases for each rank
-    class of each program that ran, or nothing if no program ran.
+    """Return the cases of a profile, matched with the compiled programs that the profile contains: one source
+    for each rank class of each program that ran. Empty if no program ran.
 
-    Events that belong to no program become one more source, without cases.
+    Events that belong to no program are an additional source, without cases.
     """
     sources: list[CaseSource] = []
     has_program = np.zeros(len(profile), np.bool_)
@@ -158,9 +159,10 @@ def _attached_programs(profile: Profile, diagnostics: Diagnostics) -> Iterator[t
 def sources_of_program(
     profile: Profile, workload: Workload, hardware: str, diagnostics: Diagnostics, *, is_own: bool = False
 ) -> Iterator[CaseSource]:
-    """Yield the cases of each rank class. The first source has the program and its events on all ranks.
+    """Yield the cases of each rank class as one source per class. Only the first source has the program and
+    its events on all ranks.
 
-    ``is_own``: the profile contains the program.
+    ``is_own`` is True if the program was read from the profile.
     """
     if not len(profile):
         return
@@ -314,8 +316,8 @@ def _case_members(
 def _grouped_with_times(graph: OpGraph, matching: Matching) -> tuple[OpGraph, FloatArray]:
     """Return the graph with one node per group, and the number of times that a step runs each group.
 
-    A group runs as often as its most frequent member. The costs of other members are scaled by the ratio of
-    their runs before they are added.
+    A group runs as often as its most frequent member. The costs of other members are first multiplied by the
+    ratio of their number of executions to the number of the group.
     """
     groups = len(matching)
     inside = np.flatnonzero(matching.node_group >= 0)

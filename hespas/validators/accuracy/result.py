@@ -121,9 +121,9 @@ class MeasuredStep:
 class Trend:
     """Agreement of predicted and measured times over the sources of one device.
 
-    ``rank`` is Kendall's tau between predicted and measured step times (sums of operations if fewer than
-    three steps are simulated). ``slope`` is the slope of ln(predicted) against ln(measured); it is 1 if the
-    estimator scales like the device.
+    ``rank`` is Kendall's tau between predicted and measured times of steps. If fewer than three steps are
+    simulated, the times are sums of operations. ``slope`` is the slope of ln(predicted) against ln(measured).
+    It is 1 if predicted times grow in proportion to measured times.
     """
 
     estimator: str

@@ -39,11 +39,11 @@ def sources_of(
 ) -> Iterator[CaseSource]:
     """Yield the cases of a profile, matched with ``workload`` or with the compiled programs in the profile.
 
-    Without any program, the operations of the profile are compared one by one, with costs from their recorded
-    shapes. If the input is a workload whose nodes have times, its nodes are the cases.
+    Without any program, the operations of the profile are compared one by one. Their costs are computed from
+    the recorded shapes. If the input is a workload whose nodes have times, its nodes are the cases.
 
-    Events that belong to none of the programs become a source without cases. Raises ``UsageError`` for a
-    profile that has none of these, and for a workload with times if ``workload`` is given too.
+    Events that belong to no program are a source without cases. Raises ``UsageError`` for a profile without
+    programs, costed operations and times, and for a workload with times if ``workload`` is given too.
     """
     if isinstance(profile, Workload):
         if workload is not None:
@@ -173,12 +173,13 @@ def _with_own_shapes(profile: Profile) -> Profile:
 def by_device(
     profile: Profile | Workload, named: Mapping[str, Device], diagnostics: Diagnostics
 ) -> list[tuple[Profile | Workload, str]]:
-    """Split a profile by device. Each part has the user's spelling of its device, which is a key of
-    ``named``.
+    """Split a profile by device. Each part is returned with the name of its device as the user wrote it,
+    which is a key of ``named``.
 
     A profile of a single device is compared with the only device in ``named``, with a warning if the profile
     has a different device name. In a profile of several devices, events of devices that are not in ``named``
-    are skipped with a warning. Raises ``UsageError`` if no device fits and there is a choice.
+    are skipped with a warning. Raises ``UsageError`` if no device of the profile is in ``named`` and
+    ``named`` has several devices.
     """
     if isinstance(profile, Workload):
         recorded = profile.metadata.get("device", "")
@@ -214,8 +215,8 @@ def by_device(
 
 
 def _spelling_of(text: str, named: Mapping[str, Device]) -> str:
-    """Return the spelling by which the user named the device that a profile calls ``text``; empty if no
-    device in ``named`` has that name.
+    """Return the name that the user wrote for the device that a profile calls ``text``; empty if no device in
+    ``named`` has that name.
     """
     shipped = canonical_name(text)
     for spelling, device in named.items():
@@ -231,7 +232,8 @@ def _with_only(
     named: Mapping[str, Device],
     diagnostics: Diagnostics,
 ) -> tuple[Profile | Workload, str]:
-    """Return a profile whose device name fits none, assigned to the only device in ``named``.
+    """Return a profile, assigned to the only device in ``named``, although its device name is not in
+    ``named``.
 
     If the profile has another device name, it is added to the name of the profile in tables and documents.
     """

@@ -61,12 +61,14 @@ class ProgramSizes(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Structure:
-    """Program nodes that each instruction of a module carries out, found by structure.
+    """Program nodes that each instruction of a module carries out, found by structure: types, operands and
+    users.
 
-    The instructions in ``inferred`` have the ``nodes`` of the instructions that they serve. ``share`` is the
-    share of distinctive operations with a counterpart, 0..1. ``fits`` is True if arguments, results and
-    devices of module and program agree (None: unknown). ``is_other``: the module is another program, because
-    they do not agree or ``share`` is too small.
+    The instructions in ``inferred`` were created by the compiler and have the ``nodes`` of the instructions
+    that use or produce their data. ``share`` is the share of distinctive operations with a counterpart, 0 to
+    1. ``fits`` is True if arguments, results and devices of module and program agree (None: unknown).
+    ``is_other`` is True if the module is another program, because they do not agree or ``share`` is too
+    small.
     """
 
     nodes: Mapping[str, tuple[int, ...]]
@@ -136,10 +138,11 @@ def join_by_structure(
 
 @dataclass(slots=True, eq=False)
 class _StructureSide:
-    """One of the two sides of the matching, with the kinds, result types, operands and users of its members.
+    """One side of the matching, the nodes of the program or the instructions of the module (members), with
+    the kinds, result types, operands and users of its members.
 
-    Operands and users are found through operations that only forward values. ``group`` is the group of each
-    member (0: none).
+    Operations that only forward values are skipped: operands and users are the operations behind them.
+    ``group`` is the number of the group of each member, from 1 (0: none).
     """
 
     kinds: list[str]
@@ -295,10 +298,10 @@ def _group_both(program: _StructureSide, module: _StructureSide, devices: int, *
 
 
 def _group_shares(program: _StructureSide, module: _StructureSide, devices: int, last: int) -> int:
-    """Put members of a module for several devices into groups with the program members of whose results they
-    have a share.
+    """Put members into common groups if the result of a module member may be a shard (on one of several
+    devices) of the result of a program member.
 
-    Types that divide each other are in one group. Returns the highest group number.
+    Types that can be shards of the same type are in one group. Returns the highest group number.
     """
     if devices < 2:
         return last
@@ -358,7 +361,8 @@ def _split(
     criterion: Callable[[_StructureSide, int], tuple[int, ...]],
     last: int,
 ) -> int:
-    """Split groups by the value of ``criterion``, into parts in which both sides have members.
+    """Split groups by the value of ``criterion`` for their members. Each value that members of both sides
+    have gets a separate group.
 
     Members with other values stay in their group. A group is not split if only one side has other values.
     Returns the highest group number.
@@ -407,8 +411,8 @@ _PRIMITIVES = {
 
 
 def _join_helpers(leaves: Leaves, nodes: dict[str, tuple[int, ...]]) -> frozenset[str]:
-    """Match instructions that have no nodes yet to the nodes of their users, or else of their operands.
-    Return the names of these instructions.
+    """Match instructions without nodes to the nodes of the instructions that use their results, or else of
+    the instructions that produce their operands. Return the names of these instructions.
     """
     users: dict[str, list[str]] = {}
     for name, operands in leaves.uses.items():

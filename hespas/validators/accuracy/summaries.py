@@ -124,10 +124,11 @@ def _no_prediction(estimator: str, count: int) -> CasePrediction:
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class _CaseColumns:
-    """Predicted and measured times of one estimator and the cases of a device, as columns.
+    """Predicted and measured times of one estimator for the cases of a device, as columns.
 
-    ``time_ns`` is the device time that each row represents. ``covered_ns`` is the part of it that the
-    estimator covers (None: all of it or nothing). ``outside_ns`` is the device time that belongs to no row.
+    ``time_ns`` is the device time that each row represents. ``covered_ns`` is the part of this time that the
+    estimator covers (None: all of it if the row has a prediction, otherwise nothing). ``outside_ns`` is the
+    device time that belongs to no row.
     """
 
     predicted: FloatArray
@@ -180,8 +181,8 @@ class _CaseColumns:
         return replace(summary, coverage=float(self._covered()[rows].sum()) / total if total else nan)
 
     def parts(self, cases: Cases) -> Iterator[tuple[str, str, BoolArray]]:
-        """Yield the parts for which errors are summarised: class, size and mask of rows. ``cases`` has the
-        names of classes and families.
+        """Yield the subsets of rows for which errors are summarised: the class, the size and a mask of the
+        rows. ``cases`` has the names of classes and families.
         """
         measured, op_class = self.measured, self.op_class
         yield "all", "all", np.ones(len(measured), np.bool_)
@@ -409,9 +410,10 @@ def _common_shapes(left: FloatArray, right: FloatArray) -> tuple[FloatArray, Flo
 
 
 def _shape_times(sources: Sequence[tuple[Cases, IntArray]], estimator: str) -> FloatArray:
-    """Return shape number, predicted and measured time of each shape on one device, shape ``(shapes, 3)``.
+    """Return the shape number, predicted time and measured time of each shape on one device, as an array of
+    shape ``(shapes, 3)``.
 
-    If several sources have a shape, the first one counts.
+    If several sources have a shape, the first source is used.
     """
     parts = [np.empty((0, 3))]
     for source, shape in sources:

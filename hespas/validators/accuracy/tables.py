@@ -45,10 +45,11 @@ _FITTED_SPLIT = "calib"
 
 @dataclass(frozen=True, slots=True)
 class TableClasses:
-    """Operation classes of several tables.
+    """Operation classes of several tables of measurements.
 
-    A name in ``names`` consists of kind, operation, number format (scheme) and variant; a name in
-    ``families`` only of kind and number format.
+    Entry ``i`` of both columns belongs to class ``i``. ``names`` is the full name: kind, operation, number
+    format and variant. ``families`` is the name under which classes are summarised together: kind and number
+    format.
     """
 
     names: tuple[str, ...]
@@ -88,9 +89,9 @@ def _class_texts(ops: Operations) -> tuple[list[tuple[str, str]], SmallIntArray]
 def cases_of_rows(
     rows: Measurements, device: Device, classes: TableClasses, distinct: _Distinct | None = None
 ) -> Cases:
-    """Return each row of a table of one device as a case. O(rows log rows).
+    """Return the rows of a table of one device as cases, one case per row. O(rows log rows).
 
-    ``distinct`` is the result of ``rows.ops.distinct_rows()``, if it is already known.
+    ``distinct`` is the result of ``rows.ops.distinct_rows()``, if it is already available.
     """
     ops = rows.ops
     firsts, index = distinct or ops.distinct_rows()
@@ -136,8 +137,8 @@ class ShapeTexts:
 
 
 def _shape_numbers(ops: Operations, rows: IntArray) -> tuple[IntArray, IntArray | None]:
-    """Return the first one of the operations ``rows`` with each distinct description
-    (:func:`_shape_texts`), and the index of the description of each of them (None: all are distinct).
+    """Group the operations ``rows`` by their description (:func:`_shape_texts`). Return the first row of each
+    distinct description, and the index of the description of each row (None: all are distinct).
 
     Properties that are not in a description do not distinguish operations: FLOPs, bytes, sizes that do not
     determine the time of the kind, and digits after the fifteenth.
@@ -202,7 +203,7 @@ def accuracy_of_tables(
 
     ``hardware`` has names or files of devices (empty: all devices of the tables that have a file in the
     library). Rows of ``split`` are compared (empty: all). The naive baselines are fitted to rows of split
-    ``calib`` that are not compared; without such rows, each fifth of the sizes is predicted by a fit to the
+    ``calib`` that are not compared. Without such rows, each fifth of the sizes is predicted by a fit to the
     other four. Raises ``UsageError`` for a device without rows, a split without rows, and an estimator that
     covers only programs.
     """
@@ -268,7 +269,8 @@ def model_of_operations(spelling: str) -> OperationModel:
 def devices_of_tables(
     tables: Sequence[Measurements], hardware: Sequence[str], diagnostics: Diagnostics
 ) -> Mapping[str, Device]:
-    """Return devices by the user's spelling; without ``hardware``, the devices of the tables.
+    """Return a map from device names, as the user wrote them, to devices. If ``hardware`` is empty, the
+    devices are those that the tables name.
 
     A diagnostic lists the devices of the tables that the library does not have.
     """
@@ -310,8 +312,8 @@ def _cases_with_predictions(
     device: Device,
     context: tuple[Sequence[OperationModel], TableClasses, Diagnostics],
 ) -> tuple[Cases, FloatArray]:
-    """Return the compared rows of one device as cases with the predictions of models and baselines, and their
-    data-sheet roofline [ns].
+    """Return the rows of one device in the mask ``is_scored`` as cases, with the predictions of models and
+    baselines. Also return their data-sheet roofline [ns].
     """
     models, classes, diagnostics = context
     is_fitted = np.zeros(len(rows), np.bool_)

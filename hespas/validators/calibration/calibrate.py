@@ -95,7 +95,8 @@ class Calibration:
     that have no new fit.
 
     ``models`` are the new learned models. ``kept_models`` are the earlier models that the device still uses.
-    No file contains them yet: see :func:`~hespas.validators.calibration.calibrate.write_calibration`.
+    The result is only in memory until :func:`~hespas.validators.calibration.calibrate.write_calibration`
+    writes it.
     """
 
     device: Device

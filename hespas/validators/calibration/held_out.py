@@ -57,8 +57,8 @@ _SHARE_PARTS = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldOutTest:
-    """Result of a test of a calibration on held-out rows: errors of the roofline (before) and of the fits
-    (after). ``count`` rows were predicted by fits to ``fitted`` other rows.
+    """Result of a test of a calibration on held-out rows: errors of the data-sheet roofline (before) and of
+    the fits (after). ``count`` rows were predicted by fits to ``fitted`` other rows.
     """
 
     by: str
@@ -191,8 +191,8 @@ def recordings_left_out(
 def operations_left_out(
     tables: Sequence[Measurements], device: Device, approaches: Sequence[Approach]
 ) -> tuple[list[TestedRows], int]:
-    """Predict each operation by a fit to the other operations of its kind. For the fit, all of them count as
-    one operation. Kinds with a single operation are skipped.
+    """Predict each operation by a fit to the other operations of its kind, all taken together. Kinds with a
+    single operation are skipped. Also return the number of fitted rows.
     """
     tested: list[TestedRows] = []
     entered = 0
@@ -216,9 +216,8 @@ def operations_left_out(
 def device_left_out(
     tables: Sequence[Measurements], others: OtherDevices, device: Device, approaches: Sequence[Approach]
 ) -> tuple[list[TestedRows], int]:
-    """Predict the rows of ``device`` from rows of other devices and the data sheet of ``device``.
-
-    See :meth:`Approach.carried`.
+    """Predict the rows of ``device`` without its measurements, from rows of other devices and its data sheet
+    (:meth:`Approach.carried`). Also return the number of rows of the other devices.
     """
     carried = [approach.carried(tables, others, device) for approach in approaches]
     tested = [
@@ -306,8 +305,8 @@ def compared(
     inputs: Sequence[str],
     names: Sequence[str],
 ) -> HeldOutTest:
-    """Return the result of a test: the errors of the roofline of the hardware file (before), and of the
-    estimators ``names`` (after).
+    """Return the result of a test: the errors of the data-sheet roofline (before), and of the estimators
+    ``names`` (after).
     """
     parts, entered = tested
     classes = TableClasses.of([part.rows for part in parts])

@@ -54,8 +54,8 @@ _DIVISORS = (("heads", "kv_heads"), ("experts", "expert_parallel"), ("inter", "t
 class KnownSizes:
     """Operations of one kind and number format (``scheme``) to which learned ``models`` were fitted.
 
-    ``stand_in`` is the number format in the fits: ``scheme``, or a format of the same width. ``ops`` are the
-    names of the fitted operations.
+    ``stand_in`` is the number format of the rows in the fits: ``scheme`` itself, or a format of the same
+    width. ``ops`` are the names of the fitted operations.
     """
 
     kind: str
@@ -67,8 +67,8 @@ class KnownSizes:
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Candidates:
-    """Shapes that could be measured next: rows of a table (``frame``: hardware, kind, op, dtype, sizes), and
-    the same as operations.
+    """Shapes that could be measured next. ``frame`` is a table with the columns hardware, kind, op, dtype and
+    sizes; the other field has the same shapes as operations.
     """
 
     frame: pd.DataFrame
@@ -78,9 +78,9 @@ class Candidates:
 def known_sizes(device: Device, kinds: Sequence[str], dtypes: Sequence[str]) -> tuple[KnownSizes, ...]:
     """Return the sizes to which the learned models were fitted, for ``kinds`` (empty: matmul) and ``dtypes``.
 
-    Without ``dtypes``, the format of bf16, f16 and f32_full with the highest rate on the device is used; if
-    no model covers one of these, the covered format with the highest rate. Raises ``UsageError`` if no model
-    covers an operation, or the device has no rate for it.
+    If ``dtypes`` is empty, one of bf16, f16 and f32_full is used: the covered format with the highest rate on
+    the device. If no model covers one of these three, any covered format with the highest rate is used.
+    Raises ``UsageError`` if no model covers an operation, or the device has no rate for it.
     """
     model_kinds = kinds or _USUAL
     shipped = cards_in(shipped_folder())
@@ -215,8 +215,8 @@ def _operations_of(frame: pd.DataFrame) -> Operations:
 def _drawn_sizes(
     model: LearnedModel, fitted: FloatArray, count: int, generator: np.random.Generator
 ) -> dict[str, FloatArray]:
-    """Draw ``count`` rows of sizes within half an octave of the ``fitted`` octaves, which have shape
-    (octaves, dimensions).
+    """Draw ``count`` random rows of sizes near the ``fitted`` octaves, which have shape ``(octaves,
+    dimensions)``. Sizes are within half an octave of a fitted octave.
 
     A share of the rows is an octave beyond in one dimension. Three quarters of the sizes are multiples of 64
     (below 128: of 8, below 16: of 1), an eighth are powers of two, an eighth are any whole number.

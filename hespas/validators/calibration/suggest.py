@@ -86,12 +86,12 @@ _ELEMENTS_PER_BLOCK = 1 << 22
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SuggestedClass:
-    """Suggested ``shapes`` of one kind and number format. They are chosen from ``candidates``, which are
-    drawn from the sizes of ``models``.
+    """Suggested shapes of one kind and number format. ``shapes`` is their number, ``candidates`` the number
+    of shapes from which they were chosen. Candidates are drawn from the fitted sizes of ``models``.
 
     ``measured`` is the number of rows that were measured before. ``disagreement`` is the factor (one standard
-    deviation) by which devices disagree over the median shape; NaN if fewer than two other devices were
-    measured.
+    deviation) by which times predicted from different devices differ for the median shape. It is NaN if fewer
+    than two other devices were measured.
     """
 
     kind: str
@@ -227,9 +227,9 @@ def chosen(
     measured: Sequence[Operations] = (),
     seed: int = 0,
 ) -> IntArray:
-    """Return the numbers of ``count`` of the ``candidates``, most useful first, by the rule of this module.
+    """Return the indices of ``count`` of the ``candidates``, most useful first, by the rule of this module.
 
-    ``candidates`` and ``measured`` are of the kind and number format ``known``.
+    ``candidates`` and ``measured`` are operations of the kind and number format of ``known``.
     """
     generator = np.random.default_rng(seed)
     points = _ProcessPoints.of(device, known, candidates)

@@ -405,8 +405,8 @@ def _compare_compiled_messages(
     workload: Workload,
     totals: _CaptureTotals,
 ) -> None:
-    """Compare the collectives of a rank in the order of each run's events, with groups and bytes from the
-    compiled module. Runs with the same order are compared once.
+    """Compare the collectives of a rank with the captured ones, in the order of each run's events. Groups and
+    bytes are from the compiled module. Runs with the same order are compared once.
     """
     module = compiled.classes[0]
     messages = node_messages(module, events.rank, compiled.num_ranks)

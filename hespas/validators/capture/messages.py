@@ -121,9 +121,9 @@ def program_order_messages(graph: OpGraph, rank: int, num_ranks: int) -> list[Ra
 class SequenceDifference(NamedTuple):
     """Differences between the captured and the measured sequence of messages of a rank.
 
-    ``differences`` are the positions that differ. ``reordered`` is True if the same messages come in another
-    order, which alone is not a difference. ``combined`` is the number of captured messages that the compiler
-    combined: fewer ran, of the same kind over the same group, with the same bytes in total.
+    ``differences`` lists the positions that differ. ``reordered`` is True if the same messages ran in another
+    order, which is not counted as a difference. ``combined`` is the number of captured messages that the
+    compiler combined: fewer messages ran, of the same kind over the same group, with the same bytes in total.
     """
 
     differences: list[CollectiveDifference]

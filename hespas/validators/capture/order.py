@@ -34,17 +34,18 @@ _Spans = dict[int, tuple[FloatArray, FloatArray]]
 
 
 def check_order(graph: OpGraph, profile: Profile, matching: Matching) -> OrderCheck:
-    """Check the dependencies of ``graph`` against the events of each rank and run.
+    """Check that the events of each rank and run respect the dependencies of ``graph``.
 
     All dependencies are checked if instructions have the names of nodes, or if operations are matched one by
     one. Otherwise compilers move, copy, merge and rewrite most operations. Then only dependencies between
-    matmuls, convolutions, messages, sorts and library calls are checked, which may pass through other
+    matmuls, convolutions, messages, sorts and library calls are checked. These may be indirect, through other
     operations.
 
     If several instructions implement an operation, it counts as done when the first instruction that may have
     made the value is done. So a violation is an order that is wrong under every assignment of operations to
     instructions. For operations in loops, the k-th events are compared if both run equally often, else the
-    first ones. An operation that encloses another is not its predecessor. O(dependencies x runs).
+    first ones. An operation that encloses another one, such as a loop, is not its predecessor. O(dependencies
+    x runs).
     """
     carriers: dict[int, list[int]] = {}
     for number, key in enumerate(matching.keys):
@@ -116,7 +117,8 @@ def _spans_by_run(profile: Profile, event_key: IntArray) -> dict[tuple[int, int]
 
 
 def _early_ns(source: tuple[FloatArray, FloatArray], target: tuple[FloatArray, FloatArray]) -> float:
-    """Return the time by which an event of the target begins before the source has ended; 0 if none does.
+    """Return the longest time [ns] by which an event of the target begins before the end of the source event;
+    0 if none does.
 
     The k-th event of the target is compared with the k-th event of the source. If their numbers differ, only
     the first ones are compared.

@@ -46,8 +46,8 @@ class OperationDifference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OrderViolation:
-    """Dependency of the captured program that a run violates. ``after`` began ``early_ns`` before ``before``
-    ended, under every assignment of operations to events.
+    """Dependency of the captured program that a run violates. The operation ``after`` depends on ``before``,
+    but began ``early_ns`` before its end, under every assignment of operations to events.
     """
 
     rank: int
@@ -61,9 +61,10 @@ class OrderViolation:
 class OrderCheck:
     """Number of captured dependencies by outcome, over ranks and runs.
 
-    ``checked`` dependencies hold or are ``violated``. ``exact`` of them have one event at both ends; the
-    others hold under some assignment of events. ``inside`` dependencies are within one event. ``unknown``
-    ones have an end without an event. ``violations`` lists some of the violated ones.
+    ``checked`` dependencies could be checked; ``violated`` of them do not hold. For ``exact`` of them, both
+    operations have exactly one event; all others hold under some assignment of events. ``inside``
+    dependencies are within one event. For ``unknown`` dependencies, one of the operations has no event.
+    ``violations`` lists some of the violated dependencies.
     """
 
     checked: int = 0
@@ -91,10 +92,11 @@ class CaptureCheck:
     """Comparison of a captured program with one trace of its run.
 
     ``by`` is the method: operation by operation, or by the instructions of the compiled module that implement
-    the operations. Counts are for one step, summed over the ``ranks`` of the trace. Bytes are sent or reduced
-    by the collectives of these ranks. ``joined`` is the share of the device time whose operations are known.
-    ``reordered`` is the number of ranks whose collectives ran in another order that the dependencies allow.
-    ``combined`` is the number of captured collectives that the compiler combined, with the same bytes.
+    the operations. Counts are for one step, summed over the ``ranks`` of the trace. Bytes are the bytes that
+    the collectives of these ranks send or reduce. ``joined`` is the share of the device time whose operations
+    are known. ``reordered`` is the number of ranks whose collectives ran in another order, which the
+    dependencies allow. ``combined`` is the number of captured collectives that the compiler combined, with
+    the same bytes.
     """
 
     program: str

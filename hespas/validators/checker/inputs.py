@@ -70,14 +70,14 @@ _Queues = Annotated[PositiveInt, Option("Set queues per network dimension of AST
 class CheckOptions:
     """Options of a check.
 
-    The configuration files are files of ASTRA-sim; rules that need a missing file are skipped. With a system
-    and a network, profile ``astra-sim`` also simulates a complete set of Chakra traces as
+    The configuration files are files of ASTRA-sim; rules that need a missing file are skipped. If a system
+    and a network are given, profile ``astra-sim`` also simulates a complete set of Chakra traces, as
     :func:`hespas.api.simulate` does in mode ``astra``. The outcome of the simulation then decides the check.
 
-    ``format`` overrides sniffing. ``num_devices`` is the number of ranks and ``num_replicas`` the number of
-    replicas among them, for inputs that do not state it. ``comm_groups`` is the file of process groups
-    (default: in the folder of the input). ``keep`` limits the violations listed per code, ``replay_limit``
-    the nodes of a deadlock replay.
+    ``format`` is the format of the input (default: detected). ``num_devices`` is the number of ranks and
+    ``num_replicas`` the number of replicas among them, for inputs that do not state it. ``comm_groups`` is
+    the file of process groups (default: in the folder of the input). ``keep`` limits the violations listed
+    per code, ``replay_limit`` the nodes of a deadlock replay.
     """
 
     format: SourceFormat = None
@@ -215,7 +215,8 @@ class _InputChecker:
 def check(
     paths: Sequence[Path], profile: Profile | None = None, options: CheckOptions | None = None
 ) -> CheckResult:
-    """Check each path. An input that cannot be read becomes a violation and an entry of ``unreadable``.
+    """Check each path and return the violations. An input that cannot be read is a violation, and its error
+    is listed in ``unreadable``.
 
     ``profile`` adds the rules of Chakra traces, or of traces that ASTRA-sim can run. Raises ``UsageError``
     without paths and ``FormatError`` for a malformed configuration file.
@@ -318,10 +319,11 @@ _RANK_FILE = re.compile(r"(?P<set>.*)\.\d+\.et(?:\.gz)?")
 
 
 def _run_astra_sim(job: CheckedJob, findings: CheckFindings) -> None:
-    """Simulate the traces as ``simulate`` does in mode ``astra``; the outcome decides the check.
+    """Simulate the traces as ``simulate`` does in mode ``astra``. The outcome of the simulation decides the
+    check.
 
-    If the simulation finishes, rules that predicted a failure become warnings. If it does not, that is an
-    error.
+    If the simulation finishes, violations of rules that predict a failure become warnings. If it does not
+    finish, an error is added.
     """
     assert job.system is not None, "the caller checks that it has a system"
     assert job.network is not None, "the caller checks that it has a network"

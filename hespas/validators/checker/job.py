@@ -214,8 +214,8 @@ class Scope(Enum):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class CheckedJob:
-    """Workload whose rules are checked. If it is not ``complete``, ranks of the job are missing. ``is_set``
-    is False for a single file of a set.
+    """Workload whose rules are checked. ``complete`` is False if ranks of the job are missing. ``is_set`` is
+    False for a single file of a set.
     """
 
     path: str
@@ -276,10 +276,10 @@ class CheckedJob:
 
 @dataclass(frozen=True, slots=True)
 class CheckRule:
-    """Rule with its severity without a profile and under each profile.
+    """Rule of the checker, with its severity without a profile and under each profile.
 
-    A missing severity (None) omits the rule. Without ``check``, the reader of a format checks the rule.
-    ``needs`` lists the configuration files that the rule requires.
+    The rule does not apply if the severity is None. If ``check`` is None, the reader of a format checks the
+    rule. ``needs`` lists the configuration files that the rule requires.
     """
 
     code: str

@@ -21,8 +21,8 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class GroupChannel:
-    """Process groups that no rule can distinguish, as one channel. ``members`` are the ranks of one of them,
-    ``kinds`` the kinds of these ranks. ``absent`` are members that are not in the job.
+    """Process groups that no rule can distinguish, treated as one (a channel). ``members`` are the ranks of
+    one of these groups, ``kinds`` the kinds of its ranks. ``absent`` are members that are not in the job.
     """
 
     members: Sequence[int]
@@ -43,12 +43,13 @@ class MessagePair:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RankEquivalence:
-    """Kinds of ranks. ``kind`` is the kind of each rank, shape ``(ranks,)``; ``representatives`` are the
-    first ranks of the kinds.
+    """Kinds of ranks: ranks of one kind violate the same rules, so one of each kind is checked. ``kind`` is
+    the kind of each rank, shape ``(ranks,)``; ``representatives`` are the first ranks of the kinds.
 
-    ``channel_rows[kind]`` has the index in ``channels`` (or -1) for each group set of the kind's graph; the
-    last entry is for the group of all ranks. ``send_pairs[kind]`` and ``receive_pairs[kind]`` have the
-    message pair and the peer of the representative for each permutation, or None if it has no peer.
+    ``channel_rows[kind]`` has one entry per group set of the kind's graph: the index of its group in
+    ``channels`` (-1: none). The last entry is for the group of all ranks. ``send_pairs[kind]`` and
+    ``receive_pairs[kind]`` have one entry per permutation: the message pair and the peer of the
+    representative, or None if it has no peer.
     """
 
     kind: IntArray
@@ -61,11 +62,11 @@ class RankEquivalence:
 
 
 def rank_equivalence_of(workload: Workload, path: str = "") -> RankEquivalence:
-    """Return the smallest number of kinds into which the ranks of a complete job can be divided for a check.
+    """Return the division of the ranks of a complete job into the smallest number of kinds for a check.
 
     O(rounds x ranks x (group sets + permutations)), vectorised, with at most one round per kind. O(1) if all
-    ranks run one class and are equivalent by the form of their groups. Raises ``BudgetError`` if the job has
-    too many ranks to compare them one by one; ``path`` is the file of the job, for the message.
+    ranks run one class and the form of their groups shows that they are equivalent. Raises ``BudgetError`` if
+    the job has too many ranks to compare them one by one; ``path`` is the file of the job, for the message.
     """
     if _is_regular(workload):
         return _regular_equivalence(workload)
@@ -109,8 +110,8 @@ def _is_regular(workload: Workload) -> bool:
 def _regular_equivalence(workload: Workload) -> RankEquivalence:
     """Return the equivalence in which all ranks are of one kind.
 
-    Group sets with the same members share a channel. Unused group sets of the same size do too, because no
-    rule checks them.
+    Group sets with the same members share a channel. Unused group sets of the same size share a channel too,
+    because no rule checks them.
     """
     graph = workload.classes[0]
     ranks = workload.num_ranks

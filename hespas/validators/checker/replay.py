@@ -92,10 +92,11 @@ class NodeProgram:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ReplayTask:
-    """Program of one rank for a replay: the ``channel`` of each collective, and the message keys of sends and
-    receives, by position.
+    """Program of one rank for a replay. ``channel`` maps the position of each collective to the number of its
+    process group, ``sends`` and ``receives`` map the positions of messages to their keys.
 
-    A position in both ``sends`` and ``receives`` is a permute. ``skipped`` positions complete at once.
+    A position in both ``sends`` and ``receives`` is a permute. Nodes at ``skipped`` positions complete at
+    once.
     """
 
     program: NodeProgram
@@ -112,7 +113,7 @@ class ReplayTask:
 @dataclass(frozen=True, slots=True)
 class BlockedNode:
     """Node that was issued in a replay and never completed. It is a collective on ``channel`` that only the
-    tasks ``arrived`` have issued, or a receive of the message ``key``.
+    tasks in ``arrived`` have issued. If ``channel`` is -1, it is a receive of the message ``key``.
     """
 
     task: int
@@ -124,8 +125,9 @@ class BlockedNode:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ReplayOutcome:
-    """Result of a replay, with one entry per task: ``issued`` collectives and sends in issue order, and the
-    number of ``unfinished`` nodes. ``blocked`` lists nodes that were issued and never completed.
+    """Result of a replay. ``issued`` has for each task its collectives and sends in issue order,
+    ``unfinished`` its number of unfinished nodes. ``blocked`` lists nodes of all tasks that were issued and
+    never completed.
     """
 
     issued: list[list[int]]
@@ -135,10 +137,12 @@ class ReplayOutcome:
 
 @dataclass(frozen=True, slots=True)
 class IssueOrder:
-    """Collectives of a rank class in the order in which a rank issues them if it never waits for other ranks.
+    """Collectives of a rank class, in the order in which a rank issues them if it never waits for other
+    ranks.
 
-    ``by_time`` follows the issue rule with the durations of the graph, ``by_id`` only the ids. They differ
-    only if independent collectives race; the real order then depends on timing.
+    ``by_time`` is the order with the durations of the graph, ``by_id`` the order by node ids only. They
+    differ only if independent collectives become ready at about the same time; the real order then depends on
+    timing.
     """
 
     by_time: tuple[int, ...]
@@ -320,8 +324,8 @@ class CommNode:
 
 
 class _OrderGraph:
-    """Graph of the order of all nodes of all tasks. It has one vertex per node, two for a permute, and one
-    for all members of a collective.
+    """Graph of the order of all nodes of all tasks, in which a cycle is a deadlock. It has one vertex per
+    node, two for a permute (send and receive), and one for all members of a collective.
     """
 
     def __init__(self, tasks: Sequence[ReplayTask]) -> None:

@@ -53,11 +53,11 @@ class ColumnStatus(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ColumnResult:
-    """Comparison of one column: the number of rows that are ``known`` before the conversion, and the number
-    that ``changed``.
+    """Comparison of one column before and after a conversion: the number of rows that are ``known`` before
+    it, and the number that ``changed``.
 
-    ``changed_in_one`` is ``changed`` in the rank class with the most changes. If a conversion splits a class,
-    ``changed`` counts its rows once per part.
+    ``changed_in_one`` is the number of changed rows in the rank class with most changes. If the conversion
+    splits a class, ``changed`` counts the rows of the class once per new class.
     """
 
     column: str
@@ -116,8 +116,8 @@ def _result(column: str, known: int, changed: int, *, is_lost: bool = False) -> 
 
 
 def _facts(workload: Workload) -> dict[str, object]:
-    """Return the metadata of a job, without entries about its file, for the comparison. The bytes of programs
-    are listed per rank class. They are returned per rank, because writers split classes.
+    """Return the metadata of a job for the comparison, without entries about its file. The bytes of programs,
+    which a workload lists per rank class, are returned per rank, because writers split classes.
     """
     facts: dict[str, object] = {
         key: value for key, value in workload.metadata.items() if key not in _FILE_FACTS
@@ -212,8 +212,8 @@ def _take(graph: OpGraph, keep: BoolArray) -> OpGraph:
 
 
 def _node_labels(graph: OpGraph) -> NDArray[np.int64]:
-    """Return a label for each node that does not depend on its number: the hash of its name and of its
-    occurrence among nodes of that name.
+    """Return a label for each node that does not depend on its number: a hash of its name and of its index
+    among the nodes of that name.
     """
     names = np.array([hash(text) for text in graph.strings], np.int64)[graph.name_id]
     order = np.argsort(names, kind="stable")

@@ -57,12 +57,12 @@ _SHIFTED = frozenset({"nodes", "ranks", "id", "data_deps", "control_deps"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MatrixCell:
-    """Round trips through one pair of formats, over all files.
+    """Round trips from one format (``source``) through another (``via``), summed over all files.
 
     ``compared`` is the number of files that were converted back and compared, ``written`` the number written
-    to a write-only format. ``refused`` counts files by the message with which the writer refused them,
-    ``unreadable`` by the message with which the reader refused the written file. ``findings`` counts
-    diagnostics by code. ``unreported`` are columns that changed in some file without a diagnostic.
+    to a write-only format. ``refused`` counts files by the message with which the writer refused them.
+    ``unreadable`` counts files by the message with which the reader refused the written file. ``findings``
+    counts diagnostics by code. ``unreported`` lists columns that changed in some file without a diagnostic.
     """
 
     source: str
@@ -88,8 +88,8 @@ class MatrixCell:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundTrips:
-    """Round trips of all files, and the matrix by formats. Cells are in the order of the format registry.
-    ``skipped`` are profiles in folders.
+    """Round trips of all files, and the matrix of cells by pair of formats, in the order of the format
+    registry. ``skipped`` lists profiles in folders, which are not converted.
     """
 
     inputs: tuple[FilePairs, ...]
@@ -159,8 +159,8 @@ def unreported(pair: FormatPair) -> list[str]:
 def _is_reported(
     column: ColumnResult, declared: Sequence[tuple[str, tuple[str, ...]]], findings: Mapping[str, int]
 ) -> bool:
-    """Return True if a column has at least as many diagnostics as changed rows. A diagnostic about added or
-    removed nodes covers any number of rows, because rows move.
+    """Return True if the diagnostics about a column count at least as many rows as changed. One diagnostic
+    about added or removed nodes is enough for any number of rows, because such nodes shift all rows.
     """
     names = {_ANY, column.column, column.column.partition(".")[0]}
     about = [(code, columns) for code, columns in declared if names & set(columns)]

@@ -62,7 +62,7 @@ Column = list[float | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CasePoints:
-    """Cases that the page draws as points: at most :data:`MOST_POINTS`, selected from ``of`` cases.
+    """Cases that the page draws as points: at most :data:`MOST_POINTS`. ``of`` is the number of all cases.
     ``predicted_ns`` has one column per estimator.
     """
 
@@ -79,8 +79,8 @@ class CasePoints:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShapeRow:
-    """Cases of one source and shape; times [ns] are means over ``count`` cases, ``share`` is their share of
-    the measured time of the source. ``predicted_ns`` has one time per estimator.
+    """Cases of one source and shape, as a row of a table. Times [ns] are means over ``count`` cases.
+    ``share`` is their share of the measured time of the source. ``predicted_ns`` has one time per estimator.
     """
 
     source: str
@@ -121,9 +121,9 @@ def _predicted_ns(cases: Cases, estimator: str) -> FloatArray:
 def points_of(result: Accuracy, estimators: Sequence[str], names: NameTable) -> CasePoints:
     """Return the cases to draw as points. O(cases log cases).
 
-    If there are too many, the cases are drawn for which the first estimator has the largest errors in time,
-    and an even selection of the others over source, class and measured time. The selection is the same in
-    every run.
+    If there are too many, some points are the cases with the largest absolute errors of the first estimator.
+    The others are an even selection over source, class and measured time. The selection is the same in every
+    run.
     """
     source = np.repeat(np.arange(len(result.cases)), [len(cases) for cases in result.cases])
     row = np.concatenate([np.arange(len(cases)) for cases in result.cases] or [np.empty(0, np.int64)])
@@ -249,11 +249,11 @@ class ErrorPart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ErrorWaterfall:
-    """Waterfall from the measured to the predicted time: minus ``uncovered_ns``, plus ``parts``, plus
-    ``rest_ns``.
+    """Waterfall chart from the measured to the predicted time of a source: ``uncovered_ns`` is subtracted,
+    then ``parts`` and ``rest_ns`` are added.
 
-    ``uncovered_ns`` is the measured time without an estimate; ``rest_ns`` is the sum of all parts that are
-    not listed.
+    ``uncovered_ns`` is the measured time without an estimate. ``rest_ns`` is the sum of the errors that are
+    not listed in ``parts``.
     """
 
     source: int
@@ -267,10 +267,11 @@ class ErrorWaterfall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpanLanes:
-    """Spans of one run in lanes, with times from the start of the run.
+    """Spans of one run for a timeline chart with lanes; times are from the start of the run.
 
-    Only the longest of ``of`` spans are shown; they have ``shown_share`` of the time. ``tone`` is 0 for
-    measured spans, 1 for simulated ones, 2 for simulated ones on the critical path.
+    ``of`` is the number of all spans; only the longest are shown, with ``shown_share`` of the time. ``lane``
+    is the lane of each span. ``tone`` is 0 for measured spans, 1 for simulated spans, 2 for simulated spans
+    on the critical path.
     """
 
     title: str

@@ -51,10 +51,10 @@ def write_report(
 
     Each file is written completely or not at all; other files of ``folder`` stay. The other arguments are the
     inputs of :func:`~hespas.validators.accuracy.accuracy`. The page shows the figures of the devices, the
-    measured timelines, and one simulated timeline: of ``workload``, with the first of ``estimators`` on the
-    first device. Without ``workload`` it is the longest program that came with its measurements, on its
-    device. Raises ``OutputError`` if a file exists and ``overwrite`` is false, ``MissingExtraError`` without
-    plotly.
+    measured timelines, and one simulated timeline. It is the timeline of ``workload``, with the first of
+    ``estimators`` on the first device. Without ``workload`` it is the longest program in a profile, on the
+    device of that profile. Raises ``OutputError`` if a file exists and ``overwrite`` is false,
+    ``MissingExtraError`` without plotly.
     """
     check_folder(folder, overwrite=overwrite)
     devices = [load_device(name) for name in hardware]

@@ -256,8 +256,8 @@ def end_to_end_table(result: Accuracy, most: int) -> ReportTable:
 
 
 def class_tables(result: Accuracy) -> Iterator[tuple[str, str, str, ReportTable]]:
-    """Yield tables of errors by class and size, next to the naive baselines, each with its device, estimator
-    and level (each shape once, or every instance).
+    """Yield tables of errors by class and size, together with the errors of the naive baselines. Each table
+    has its device, its estimator and its level (``shape``: each shape once, or ``instance``: every case).
     """
     by_part = {
         (row.hardware, row.estimator, row.level, row.op_class, row.size): row for row in result.summary
@@ -569,9 +569,10 @@ def _case_rows(cases: Cases, prediction: CasePrediction) -> Iterator[tuple[objec
 
 
 def speed_up_csv(cases: Sequence[Cases]) -> str:
-    """Return each shape that two devices measured, once per estimator that covers both.
+    """Return CSV text with the speed-up of each shape that was measured on two devices, one row per estimator
+    that covers both.
 
-    The text is empty if the devices share no shape.
+    The text is empty if the devices have no shape in common.
     """
     rows: list[Sequence[object]] = []
     for row in speed_up_rows(cases):

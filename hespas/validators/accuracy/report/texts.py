@@ -58,7 +58,7 @@ def rate_text(flops_per_s: float) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ThresholdCheck:
-    """Result of checking one limit of the user: the required value, the worst value, and ``status``, which is
+    """Result of checking one limit that the user set: the limit, the worst value, and ``status``, which is
     ``pass``, ``fail``, or ``unknown`` (no value to check).
     """
 

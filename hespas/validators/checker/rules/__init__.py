@@ -22,8 +22,8 @@ _LEVELS = {"E": Severity.ERROR, "W": Severity.WARNING, "-": None}
 def rule(
     code: str, title: str, scope: Scope, levels: str, check: Check | None = None, *needs: Need
 ) -> CheckRule:
-    """Return a row of the table of rules. ``levels`` has one letter (E, W or -) for each severity: without a
-    profile, under ``chakra``, under ``astra-sim``.
+    """Return a row of the table of rules. ``levels`` has three letters, the severities without a profile,
+    under ``chakra`` and under ``astra-sim``: E (error), W (warning) or - (not checked).
     """
     if len(levels) != 3 or not _LEVELS.keys() >= set(levels):
         raise InvariantError(f"rule {code} ({title}): severities {levels!r} are not three of E, W and -")

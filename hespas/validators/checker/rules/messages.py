@@ -45,7 +45,7 @@ class MessageLabel(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class MessageSide:
-    """Send or receive of the representative of a kind of rank.
+    """One side (send or receive) of a message of the first rank of a kind.
 
     ``peer`` is the other rank. The send and the receive of a message have the same ``pair`` and ``label``.
     ``times`` is the number of executions per step.

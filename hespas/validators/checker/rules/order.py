@@ -42,10 +42,10 @@ class _CollectiveSequences:
             self.collectives.append(dict(zip(nodes, rows, strict=True)))
 
     def runs(self, kind: int, channel: int, order_name: str) -> list[_Run]:
-        """Return the collectives that the representative of a kind issues on a channel, in order.
+        """Return the collectives that ranks of a kind issue on a channel (process group), in order.
 
-        ``order_name`` is a field of :class:`IssueOrder`. Equal neighbours are merged, and their numbers of
-        executions are added.
+        ``order_name`` is a field of :class:`IssueOrder`. Equal collectives in succession are merged to one
+        entry, and their numbers of executions are added.
         """
         index = int(self.job.workload.rank_class[self.job.equivalence.representatives[kind]])
         collectives = self.collectives[index]
