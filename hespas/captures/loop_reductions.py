@@ -71,7 +71,8 @@ _Computation = list[str | _DumpInstruction]
 
 @dataclass(frozen=True, slots=True)
 class _Motion:
-    """All-reduce of a loop body that can be moved after the loop.
+    """All-reduce in the body of a loop that can be moved after the loop. ``body`` is the computation of the
+    loop body, and ``name`` the all-reduce.
 
     ``index`` is the element of the loop state to which its result is added, ``caller`` the computation that
     contains the loop, and ``loop`` the name of the loop.
@@ -85,10 +86,11 @@ class _Motion:
 
 
 def move_reductions(text: str, path: str, diagnostics: Diagnostics) -> str:
-    """Return the partitioned program with accumulated all-reduces moved behind their loops.
+    """Return the text of a partitioned program in which accumulated all-reduces are moved behind their loops,
+    as compilers of devices do.
 
-    An all-reduce stays, with a warning, if it cannot be proven that its result is only accumulated: the
-    compiler of a device may move more of them. O(instructions) per moved all-reduce.
+    An all-reduce stays in the loop, with a warning, if it cannot be proven that its result is only
+    accumulated. The compiler of a device may move more of them. O(instructions) per moved all-reduce.
     """
     if "all-reduce(" not in text or " while(" not in text:
         return text
@@ -225,8 +227,8 @@ def _state_element(
 
 
 def _is_read_elsewhere(computations: Mapping[str, _Computation], motion: _Motion) -> bool:
-    """Return True if the loop reads the accumulated buffer for anything but the sum, or if the loop's result
-    is used as a whole.
+    """Return True if the loop reads the accumulated buffer for anything but the sum, or if the result of the
+    loop is used without selecting an element.
     """
     around = _instructions(computations[motion.caller])
     loop = around[motion.loop]
@@ -292,8 +294,9 @@ def _moved(computations: dict[str, _Computation], motion: _Motion) -> dict[str, 
 
 
 def _reduced(element: _DumpInstruction, attributes: str, first: str) -> list[_DumpInstruction]:
-    """Return instructions that all-reduce an element of the loop's result and add it to its value before the
-    loop, ``first`` (empty: zeros).
+    """Return instructions that replace an element of a loop's result after its all-reduce was moved behind
+    the loop. They all-reduce the element and add the value that it had before the loop, ``first`` (empty:
+    zeros).
     """
     local = replace(element, lead="  ", name=f"{element.name}.local")
     operands = f"%{local.name}{attributes}"
@@ -308,8 +311,8 @@ def _reduced(element: _DumpInstruction, attributes: str, first: str) -> list[_Du
 
 
 def _num_accumulated(block: _Computation) -> int:
-    """Return the number of all-reduces in a loop body whose results are added to an element of the loop
-    state, also indirectly.
+    """Return the number of all-reduces in a loop body whose results are added, directly or through other
+    operations, to an element of the loop state.
     """
     instructions = _instructions(block)
     users = _users(instructions)

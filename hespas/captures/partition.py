@@ -65,8 +65,8 @@ class MeshCollectiveRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CapturedProgram:
-    """Captured workload, with the StableHLO of the whole mesh (``program``) and the HLO that each device runs
-    (``partitioned``).
+    """Captured workload and its programs. ``program`` is StableHLO for the whole mesh, and ``partitioned``
+    the HLO that each device runs.
     """
 
     workload: Workload
@@ -84,7 +84,8 @@ def capture_program(
     metadata: Mapping[str, str] | None = None,
     diagnostics: Diagnostics,
 ) -> CapturedProgram:
-    """Partition ``program`` and read the program of each device; ``path`` names it in messages.
+    """Partition ``program`` and return the program of each device as a workload. ``path`` names the program
+    in messages.
 
     Raises the errors of :func:`partition`.
     """
@@ -139,7 +140,7 @@ def partition(
     partitioner: Partitioner = "auto",
     timeout_s: float = TIMEOUT_S,
 ) -> str:
-    """Return the text of the HLO module that each device runs.
+    """Partition a program, and return the text of the HLO module that each device runs.
 
     ``program`` is StableHLO in any form, with shardings of Shardy or GSPMD. ``axes`` changes the sizes of its
     mesh axes. The result is the module directly after XLA's SPMD partitioner and its clean-up: collectives

@@ -60,10 +60,10 @@ _MAX_INLINED = 4_000_000
 
 
 class PartitionSettings(NamedTuple):
-    """Options of the child process.
+    """Options of the child process that partitions a program.
 
-    ``axes`` are the sizes of mesh axes by name; empty keeps the sizes of the program. ``shardy`` selects
-    Shardy for the propagation of shardings, otherwise GSPMD.
+    ``axes`` are the sizes of mesh axes by name; if it is empty, the sizes stay as in the program. ``shardy``
+    selects Shardy for the propagation of shardings, otherwise GSPMD.
     """
 
     program: str
@@ -73,8 +73,8 @@ class PartitionSettings(NamedTuple):
 
 
 def main() -> int:
-    """Run as a child process: partition a program as the :class:`PartitionSettings` say, which are JSON in
-    the only argument, and write the results to the folder.
+    """Partition a program in the child process, and write the results to a folder. The only argument is a
+    :class:`PartitionSettings` as JSON.
     """
     settings = PartitionSettings(**json.loads(sys.argv[1]))
     os.environ["XLA_FLAGS"] = ""
@@ -132,9 +132,10 @@ class _AnnotatedProgram:
         )
 
     def set_mesh(self, axes: Mapping[str, int]) -> int:
-        """Set the axis sizes of the meshes (empty: keep them) and return the number of devices.
+        """Set the axis sizes of the program's meshes and return the number of devices. Empty ``axes`` change
+        nothing.
 
-        Raises ``UsageError`` if the program has other axes, or if its shapes depend on them.
+        Raises ``UsageError`` if the program has other axes, or if its shapes depend on the sizes.
         """
         mesh_ops = [op for op in self._operations if op.name == "sdy.mesh"]
         meshes = {_symbol_name(op): read_mesh(op.attributes["mesh"], self._bindings.sdy) for op in mesh_ops}
@@ -201,7 +202,7 @@ class _AnnotatedProgram:
 
     def _resize(self, op: MlirOperation, axes: Mapping[str, int], wanted: Mapping[str, int]) -> None:
         """Set the axis sizes of one mesh in the program. Raises ``UsageError`` if the mesh lists its devices,
-        or if its number of devices would differ from the ``wanted`` mesh.
+        or if its number of devices would differ from the number in the ``wanted`` mesh.
         """
         sdy = self._bindings.sdy
         before = read_mesh(op.attributes["mesh"], sdy)
@@ -277,8 +278,8 @@ class _AnnotatedProgram:
                 )
 
     def unsharded(self, kind: str) -> list[bool]:
-        """Return one flag per argument (``arg_attrs``) or result (``res_attrs``) of the entry function: True
-        if it has no sharding, so that the partitioner chooses one.
+        """Return a mask of the arguments (``kind`` is ``arg_attrs``) or results (``res_attrs``) of the entry
+        function that have no sharding, so that the partitioner chooses one.
         """
         if self.entry is None:
             return []

@@ -25,8 +25,8 @@ _GUARD = "put code that only a script needs under: if __name__ == '__main__'"
 
 
 def load_function(target: str) -> Callable[..., object]:
-    """Return the function that ``target`` names. Executes its module, with the current folder on the path,
-    like ``python -m``.
+    """Return the function that ``target`` (``module:function``) names. This executes the module, with the
+    current folder on the import path as with ``python -m``.
 
     Raises ``UsageError`` if the function does not exist.
     """
@@ -37,7 +37,8 @@ def load_function(target: str) -> Callable[..., object]:
 
 
 def load_object(target: str, relative_to: str = "") -> object:
-    """Return the object that ``target`` names; a bare name is looked up in the module of ``relative_to``.
+    """Return the object that ``target`` (``module:name``) names. A name without a module is looked up in the
+    module of ``relative_to``.
 
     Raises ``UsageError`` if the object does not exist.
     """
@@ -89,7 +90,7 @@ def _import_file(path: Path) -> ModuleType:
 
 @contextmanager
 def _first_on_path(folder: Path) -> Generator[None]:
-    """Import modules from ``folder`` first inside the block, and forget user modules that were loaded from
+    """Put ``folder`` first on the import path inside the block, and unload user modules that were loaded from
     another folder.
 
     A program thus imports its own modules even if the previous program had modules of the same names.
@@ -122,7 +123,8 @@ def _is_user_file(file: str) -> bool:
 
 @contextmanager
 def user_code(action: str, remedies: Mapping[str, str] | None = None) -> Generator[None]:
-    """Run user code: redirect its output to standard error and report its exceptions as the user's errors.
+    """Run user code inside the block. Its output is redirected to standard error, and its exceptions are
+    reported as errors of the user.
 
     ``action`` starts the message (``tracing step``). ``remedies`` maps words of a message to a hint.
 
@@ -155,9 +157,7 @@ def user_code(action: str, remedies: Mapping[str, str] | None = None) -> Generat
 
 class _Redirection:
     """State of the redirected standard output: the original stream, and the number of threads that run user
-    code.
-
-    The last of these threads restores the stream.
+    code. The last of these threads to finish restores the stream.
     """
 
     lock = Lock()

@@ -71,10 +71,10 @@ def format_names() -> tuple[str, ...]:
 
 
 def load_format(name: str) -> Format:
-    """Import one format by name.
+    """Import the format ``name`` and return it.
 
-    Raises ``UsageError`` for an unknown one, ``UnsupportedError`` for a plug-in that does not work,
-    ``InvariantError`` for a built-in that does not.
+    Raises ``UsageError`` for an unknown name, ``UnsupportedError`` for a plug-in that fails to import or is
+    invalid, and ``InvariantError`` for such a built-in format.
     """
     loaded = _TABLE.load(name)
     if not isinstance(loaded, Format):
@@ -86,7 +86,7 @@ def load_format(name: str) -> Format:
 
 
 def usable_formats() -> Iterator[Format]:
-    """Yield all formats, except plug-ins that do not work.
+    """Yield all formats, except plug-ins that fail to import or are invalid.
 
     Plug-ins come last, because finding them takes longer than a small conversion.
     """
@@ -177,9 +177,10 @@ def _best_by_content(head: Head) -> tuple[int, Format | None]:
 
 
 def is_recognised(path: Path) -> bool:
-    """Return True if the format of an existing input is recognised by content, or by content and suffix.
+    """Return True if the format of an existing input is recognised by its content, or by content and suffix
+    together.
 
-    This decides which files of a folder are read. A broken input is not recognised.
+    Only recognised files of a folder are read. A damaged input is not recognised.
     """
     try:
         head = _read_head(path)
@@ -191,19 +192,20 @@ def is_recognised(path: Path) -> bool:
 
 
 def is_flat(metadata: Mapping[str, str], origin: Format) -> bool:
-    """Return True if a workload read as ``origin`` has no zero-cost operations.
+    """Return True if a workload that was read from the format ``origin`` has no zero-cost operations.
 
-    It has a flat format, or had one before it was saved in another, as its ``metadata`` state. A conversion
-    (back) to a flat format then omits nothing.
+    That is the case if ``origin`` is flat, or if the workload came from a flat format before it was saved as
+    ``origin`` (stated in its ``metadata``). A conversion to a flat format then omits nothing.
     """
     first = metadata.get("format", "")
     return origin.flat or (first in BUILTIN and load_format(first).flat)
 
 
 def find_format(path: Path, name: str | None, *, workload: bool = False) -> Format:
-    """Return the format to read ``path`` with: the named one, else the recognised one.
+    """Return the format for reading ``path``: the format ``name``, or the recognised format if ``name`` is
+    None.
 
-    With ``workload`` the result is the format that reads the recognised file as a workload.
+    With ``workload`` return the format that reads a file of the recognised format as a workload.
     """
     try:
         exists = input_location(path).exists()
@@ -221,10 +223,12 @@ def find_format(path: Path, name: str | None, *, workload: bool = False) -> Form
 
 
 def format_for_output(path: Path, name: str | None, *, profile: bool | None = None) -> Format:
-    """Return the format to write ``path`` in: the named one, else by suffix.
+    """Return the format for writing ``path``: the format ``name``, or the format of the suffix if ``name`` is
+    None.
 
-    A name without suffix is a directory of Chakra traces. If several formats fit, the longest suffix counts,
-    then the content: a ``profile``, a workload, or (None) either.
+    A path without suffix is a directory of Chakra traces. If several formats fit, the longest suffix is
+    chosen. If that is still ambiguous, ``profile`` decides: the value is a profile, a workload, or (None)
+    either.
     """
     if name:
         chosen = load_format(name)
@@ -286,8 +290,8 @@ _MOST_FILES = 200
 def note_unread_files(path: Path, chosen: Format, diagnostics: Diagnostics) -> None:
     """Report the workloads and profiles of other formats in a folder that is read as ``chosen``.
 
-    Subfolders are searched too, if the format ``chosen`` has its files there. Nothing is reported for an
-    input that is a file.
+    Subfolders are searched too, unless ``chosen`` reads no files there. Nothing is reported if the input is a
+    file.
     """
     if not path.is_dir():
         return

@@ -58,7 +58,8 @@ _PARTITION_COLLECTIVES = frozenset(
 
 
 def group_mode(collective: str, channel: int, *, use_global_device_ids: bool) -> IdMode:
-    """Return the mode of a collective from its canonical name (``all_reduce``) and attributes.
+    """Return the mode of a collective: the meaning of the ids in its groups (replicas, partitions or
+    devices). It follows from the canonical name (``all_reduce``) and the attributes.
 
     A channel <= 0 is absent. Raises ``ValueError`` for global device ids without a channel.
     """
@@ -72,9 +73,9 @@ def group_mode(collective: str, channel: int, *, use_global_device_ids: bool) ->
 
 
 def dense_groups(rows: IntArray) -> GroupSet | None:
-    """Return groups from a dense ``(groups, size)`` list; None for an empty list.
+    """Return groups from an array of shape ``(groups, size)``; None for an empty array.
 
-    Rows may end in -1 padding. Raises ``ValueError`` for padding before an id.
+    A row with fewer members ends in -1. Raises ``ValueError`` for a -1 before an id.
     """
     if rows.size == 0:
         return None
@@ -94,7 +95,8 @@ def dense_groups(rows: IntArray) -> GroupSet | None:
 def mesh_groups(
     axis_sizes: Sequence[int], group_axes: Sequence[tuple[int, int, int]], device_ids: IntArray | None = None
 ) -> GroupSet:
-    """Return groups that vary over mesh axes in the given order; ids are row-major over the mesh.
+    """Return groups whose members differ along some mesh axes, in the order of these axes. Ids are row-major
+    over the mesh.
 
     A group axis is ``(axis, pre_size, size)``: the sub-axis after splitting the axis into (pre_size, size,
     rest); ``(axis, 1, extent)`` is the whole axis. ``device_ids`` lists the mesh's devices if they are not 0,
@@ -135,7 +137,8 @@ def mesh_groups(
 def normalise_groups(
     groups: GroupSet | None, mode: IdMode, num_replicas: int, num_partitions: int
 ) -> GroupSet:
-    """Return groups of global device ids; None means one group of all ids of the mode.
+    """Convert groups of replica or partition ids (see ``mode``) to groups of global device ids. ``groups``
+    None means one group of all ids of the mode.
 
     Strided groups that cover all ids stay strided; O(devices) otherwise. Raises ``ValueError`` for ids out of
     range or repeated, and for a missing list in flattened mode on more than one device.

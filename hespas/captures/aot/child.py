@@ -45,11 +45,11 @@ _DeviceArray = np.ndarray[Any, np.dtype[np.object_]]
 
 
 class CompileJob(msgspec.Struct, frozen=True):
-    """Request of one compilation: the target and the mesh.
+    """Request of one ahead-of-time compilation: the target and the mesh.
 
     ``axes`` and ``mesh`` are names and sizes of the mesh axes; ``config`` is the target configuration of a
-    GPU. For TPUs, ``chip_config`` selects the use of the cores of a chip, and ``chips_of_host`` gives the
-    chips of a host with fewer chips than usual.
+    GPU. For TPUs, ``chip_config`` selects how the cores of a chip are used. ``chips_of_host`` is the
+    arrangement of the chips of a host that has fewer chips than usual.
     """
 
     platform: str
@@ -62,10 +62,10 @@ class CompileJob(msgspec.Struct, frozen=True):
 
 
 class CompileResult(msgspec.Struct, frozen=True):
-    """Result of one compilation.
+    """Result of one ahead-of-time compilation.
 
-    ``refused`` is the compiler's message and ``fault`` an error of Hespas, if the compiler failed. ``memory``
-    is in bytes, ``costs`` as the compiler reports them. ``notes`` report deviations from the job.
+    If the compiler failed, ``refused`` is its message, and ``fault`` an error of Hespas. ``memory`` is in
+    bytes, ``costs`` as the compiler reports them. ``notes`` report deviations from the job.
     """
 
     refused: str = ""
@@ -163,7 +163,7 @@ def _compile(job: CompileJob, program: bytes) -> tuple[CompileResult, bytes]:
 
 def _devices(job: CompileJob) -> tuple[_DeviceArray, tuple[str, ...]]:
     """Return the devices of the target topology in the order of the mesh, and notes for the user. Neighbours
-    in the mesh are neighbours in the network if JAX finds such an order.
+    in the mesh are neighbours in the network if JAX finds such an order of devices.
     """
     topologies = import_module("jax.experimental.topologies")
     if job.platform == "gpu":

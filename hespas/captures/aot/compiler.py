@@ -84,13 +84,13 @@ class JaxLowered(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompiledProgram:
-    """Program compiled for ``target``: ``program`` is the input, ``hlo`` the output.
+    """Program compiled for ``target``: ``program`` is the input (StableHLO), ``hlo`` the output.
 
-    ``memory`` is the compiler's account of one device [bytes]: argument, output, alias (outputs that reuse
-    arguments), temp, generated_code, peak (-1: not reported). ``costs`` are its totals of one device (flops,
-    transcendentals, ``bytes accessed``, ``optimal_seconds``), empty if it reports none; they are estimates,
-    not measurements. ``compiler`` is its version; ``cpu_s`` and ``peak_rss_bytes`` are the costs of
-    compiling.
+    ``memory`` is the memory of one device as the compiler reports it [bytes]: argument, output, alias
+    (outputs that reuse arguments), temp, generated_code, peak (-1: not reported). ``costs`` are the
+    compiler's totals of one device (flops, transcendentals, ``bytes accessed``, ``optimal_seconds``), empty
+    if it reports none. They are estimates, not measurements. ``compiler`` is the version of the compiler.
+    ``cpu_s`` and ``peak_rss_bytes`` are the CPU time and the memory that compiling took.
     """
 
     target: Target
@@ -131,9 +131,10 @@ def compile_for(
     diagnostics: Diagnostics,
     timeout_s: float = _TIMEOUT_S,
 ) -> CompiledProgram:
-    """Compile a program for all devices of ``target``, arranged in the order of ``mesh``.
+    """Compile a program ahead of time for all devices of ``target``, arranged as ``mesh``.
 
-    The program is StableHLO (text, bytecode, or lowered by JAX) with annotations of ``sdy`` or GSPMD.
+    The program is StableHLO (text, bytecode, or lowered by JAX) with sharding annotations of ``sdy`` or
+    GSPMD.
 
     Raises ``UsageError`` for an impossible target or mesh, ``FormatError`` if the input is not a program,
     ``MissingExtraError`` without the compiler, and ``UnsupportedError`` if the compiler refuses, crashes, or
@@ -191,8 +192,8 @@ def compile_for(
 
 
 def workload_of_compiled(compiled: CompiledProgram, diagnostics: Diagnostics) -> Workload:
-    """Return the optimised program as a workload: fusions, asynchronous collectives, and the compiler's
-    schedule as control dependencies. Its metadata state the target, the compiler, and the required memory.
+    """Return a compiled program as a workload, with fusions, asynchronous collectives, and the compiler's
+    schedule as control dependencies. The metadata state the target, the compiler, and the required memory.
     """
     text = compiled.hlo.encode("utf-8", "surrogateescape")
     workload = read_module(text, str(compiled.target), ReadOptions(), diagnostics, in_order=True)
@@ -248,11 +249,11 @@ def _failure(target: Target, reason: str, hint: str = _DEFAULT_HINT) -> Unsuppor
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramFigures:
-    """Figures of one rank class and step, with loops multiplied out, to compare a program before and after
+    """Totals of one rank class and step, with loops multiplied out, to compare a program before and after
     compilation.
 
     ``operations`` counts operations that take time, and ``fusions`` the fused ones among them.
-    ``product_flops`` are useful FLOPs of matrix products and convolutions. ``collectives`` and
+    ``product_flops`` are useful FLOPs of matmuls and convolutions. ``collectives`` (number) and
     ``collective_bytes`` are by kind (``all_reduce``), with bytes as defined by Chakra. ``asynchronous``
     counts collectives and messages that overlap other work before the operation that completes them.
     """

@@ -22,8 +22,9 @@ __all__ = ["CUDNN", "GPUS", "TPUS", "GpuModel", "Target", "TpuGeneration", "targ
 
 @dataclass(frozen=True, slots=True)
 class TpuGeneration:
-    """TPU generation: ``topology`` is its name in libtpu, ``device`` its hardware file, ``limits`` the number
-    of chips of a whole pod along each axis, ``devices_per_chip`` the number of JAX devices per chip.
+    """TPU generation: ``topology`` is its name in libtpu, and ``device`` its hardware file. ``limits`` is the
+    number of chips of a whole pod along each axis. ``devices_per_chip`` is the number of JAX devices per
+    chip. ``chip_config`` selects how the cores of a chip are used (empty: the default).
     """
 
     topology: str
@@ -103,7 +104,7 @@ _LIMITS: dict[str, int] = {
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Compilation target, constructed by :meth:`of`.
+    """Compilation target. Use :meth:`of` to make one from a name.
 
     ``platform`` is ``tpu`` or ``gpu``, ``name`` the device. ``shape`` is the number of chips of a TPU slice
     along each axis, or the number of GPUs.
@@ -209,7 +210,7 @@ class Target:
 def target_config(name: str) -> str:
     """Return XLA's configuration text for one of :data:`GPUS`.
 
-    The clock is the one at which all lanes reach the published f32 rate.
+    The clock rate in it is the one at which all lanes together reach the published f32 rate.
     """
     gpu = GPUS[name]
     device = named_device(gpu.device)

@@ -79,8 +79,8 @@ class StepCall(NamedTuple):
 
 
 def parse_arguments(text: str) -> list[ArrayArgument]:
-    """Parse argument types with shardings. ``-`` means a dimension that is not split, ``+`` joins several
-    axes of one dimension.
+    """Parse argument types with shardings. In a sharding, ``-`` means a dimension that is not split, and
+    ``+`` joins several axes along which one dimension is split.
 
     Raises ``UsageError`` for anything else.
     """
@@ -108,8 +108,8 @@ def _parse_argument(text: str) -> ArrayArgument:
 
 
 def resolve_arguments(args: Arguments, relative_to: str) -> Arguments:
-    """Return the arguments. A text in ``args`` names an object of the user's module and is replaced by that
-    object. A name without a module is looked up in the module of ``relative_to``.
+    """Replace texts in ``args`` by the objects of the user's module that they name, and return the arguments.
+    A name without a module is looked up in the module of ``relative_to``.
     """
     if not isinstance(args, str) or "[" in args:
         return args
@@ -126,7 +126,8 @@ def step_call(
     keywords: dict[str, Any],
     mesh: object,
 ) -> StepCall:
-    """Return the call to trace: of ``function``, or of the step that ``function`` builds for the mesh.
+    """Return the call to trace. It calls ``function``, or the step that ``function`` builds if it is called
+    with the mesh.
 
     Raises ``UsageError`` if the types of the arguments are unknown.
     """
@@ -224,8 +225,9 @@ def jit_step(
 ) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
     """Return the step as a jitted function, with its positional and named arguments.
 
-    A function that the user jitted is returned as it is (if its type is ``type_name``); any other is jitted.
-    Arguments that are not arrays (functions, names, objects without arrays) then become part of the program.
+    A function that the user jitted is returned as it is (if its type is ``type_name``); any other function is
+    jitted. Its arguments that are not arrays (functions, names, objects without arrays) then become part of
+    the program.
     """
     if hasattr(call.step, "trace") and type_name in {"", type(call.step).__name__}:
         return call.step, call.positional, call.named

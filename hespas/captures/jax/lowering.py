@@ -38,7 +38,7 @@ _REMEDIES = {
 
 @dataclass(frozen=True, slots=True)
 class LoweredProgram:
-    """Lowered program as MLIR bytecode with locations (``program``).
+    """Lowered JAX program. ``program`` is MLIR bytecode with source locations.
 
     ``inputs`` is the number of arguments. ``inputs_unsharded`` of them have no sharding, so that the
     partitioner chooses one.
@@ -62,7 +62,7 @@ def lower(
     shardy: bool = True,
     diagnostics: Diagnostics,
 ) -> LoweredProgram:
-    """Trace and lower ``function`` on ``mesh``.
+    """Trace ``function`` with ``arguments`` and lower it to StableHLO for the devices of ``mesh``.
 
     Axes in ``explicit`` are typed (``AxisType.Explicit``). Shardings are annotated for Shardy, or for GSPMD
     if ``shardy`` is false. ``arguments`` has the forms of :data:`~hespas.captures.jax.calls.Arguments`.
@@ -116,10 +116,11 @@ def lower(
 
 
 def skip_device_search() -> None:
-    """Keep JAX from searching for devices in this process, because lowering needs none.
+    """Keep JAX from searching for devices in this process, because lowering needs none. JAX and its plug-ins
+    then print no warnings about missing devices.
 
-    Do nothing if JAX is loaded already. Compilers without a device then print no warnings. Use it in commands
-    only: a process of the user may need its devices later.
+    Do nothing if JAX is loaded already. Use this function in commands only: a process of the user may need
+    its devices later.
     """
     if "jax" in sys.modules:
         return
@@ -142,8 +143,8 @@ def _partitioner(jax: ModuleType, *, shardy: bool) -> Generator[None]:
 
 
 def _without_data(jax: ModuleType, tree: Any, mesh: object) -> tuple[Any, Any, tuple[int, int]]:
-    """Return positional and keyword arguments with device arrays replaced by their types, and the numbers of
-    arrays with and without a sharding.
+    """Replace the device arrays in ``tree`` (positional and keyword arguments) by their types. Return both
+    kinds of arguments, and the numbers of arrays with and without a sharding.
     """
     counts = [0, 0]
     arrays = jax.Array

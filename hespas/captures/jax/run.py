@@ -68,9 +68,10 @@ def run_profiled(
     steps: int = 3,
     timeout_s: float,
 ) -> ProfiledFiles:
-    """Run ``steps`` steps of ``module:function`` on host devices, after two warm-up steps, and profile them.
+    """Run ``steps`` steps of the program ``target`` (``module:function``) on host devices, after two warm-up
+    steps, and profile them.
 
-    Abstract arguments are filled with numbers. The files are written into ``folder``.
+    Abstract arguments are replaced by arrays with values. The files are written into ``folder``.
 
     Raises ``UsageError`` for exceptions of the user's code, and ``UnsupportedError`` for a mesh that is too
     large for a host or a run that fails otherwise.
@@ -103,9 +104,10 @@ def run_profiled(
 
 
 def main() -> int:
-    """Run the :class:`ProfiledRunOptions` given as JSON in the only argument, in the child process.
+    """Run and profile a program in the child process. The only argument is a :class:`ProfiledRunOptions` as
+    JSON.
 
-    Write ``program.mlir``, ``compiled.hlo`` and ``profile.xplane.pb`` into its folder.
+    Write ``program.mlir``, ``compiled.hlo`` and ``profile.xplane.pb`` into the folder of the options.
     """
     options = ProfiledRunOptions(**json.loads(sys.argv[1]))
     try:
@@ -144,8 +146,8 @@ def main() -> int:
 
 
 def _fill(jax: Any, tree: Any) -> Any:
-    """Replace abstract arrays by arrays with values. Integers are 0 or 1, which are valid indices; floats are
-    from 0 to 0.02.
+    """Replace abstract arrays (types without data) by arrays with values. Integers are 0 or 1, which are
+    valid indices; floats are from 0 to 0.02.
 
     The values are the same in every call.
     """

@@ -72,8 +72,8 @@ class MeshRule:
         return [rank // stride % size for stride, size in pairs]
 
     def group_set(self, ranks: Sequence[int], rank: int) -> tuple[GroupSet, str]:
-        """Return the groups of all ranks, given the group ``ranks`` of one ``rank``, and the name of the rule
-        that extends it.
+        """Return the groups of all ranks, inferred from the group ``ranks`` of one ``rank``. Also return the
+        name of the rule by which they were inferred.
 
         The rule is ``mesh`` if groups vary over mesh axes, ``strides`` if they tile the ranks in another way,
         and ``alone`` for a group without a rule, which is then the only one.
@@ -113,8 +113,8 @@ class MeshRule:
         return groups if contains else None
 
     def message(self, source: int, target: int) -> Permutation:
-        """Return the permutation for all ranks, given one message. Every rank sends by the same shift along
-        the mesh axis on which source and target differ.
+        """Return the permutation for all ranks, inferred from one message. Every rank sends by the same shift
+        along the mesh axis on which source and target differ.
 
         If source and target differ on several axes, the permutation has only this pair.
         """
@@ -130,8 +130,8 @@ class MeshRule:
 
 
 def graph_of(recording: RankRecording, rule: MeshRule, name: str, findings: Findings) -> OpGraph:
-    """Return the graph of a recorded step. ``findings`` receives unknown costs and groups, and the notes of
-    the recorder. O(calls + dependencies).
+    """Return the graph of a recorded step. Groups of other ranks are inferred with ``rule``. ``findings``
+    receives unknown costs and groups, and the notes of the recorder. O(calls + dependencies).
     """
     for code, (message, count) in recording.notes.items():
         findings.warning(code, message, count)

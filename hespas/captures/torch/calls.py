@@ -46,7 +46,7 @@ _FREE = frozenset({"aten::new_empty", "aten::new_empty_strided", "aten::set_", "
 
 
 class TensorRecord(NamedTuple):
-    """Tensor that an operation takes or makes.
+    """Tensor that an operation reads or produces.
 
     ``dtype`` is PyTorch's name without ``torch.``; strides count elements. ``storage`` is the number of the
     tensor's memory, assigned in order of first use in a recording.
@@ -97,8 +97,8 @@ class RecordedCall(NamedTuple):
     """Dispatched operation. ``op`` is its name with namespace (``aten::mm``), ``overload`` its variant.
 
     ``reads`` and ``writes`` are storage numbers; ``fresh`` are the storages that the call allocated for its
-    results. ``is_view``: it computes no values. ``module`` is the path of the module (``GPT.blocks.0.attn``),
-    ``source`` the line of the user's program (``train.py:31``).
+    results. ``is_view`` is True if the call computes no values. ``module`` is the path of the module
+    (``GPT.blocks.0.attn``), ``source`` the line of the user's program (``train.py:31``).
     """
 
     op: str
@@ -128,13 +128,13 @@ class RecordedCall(NamedTuple):
 
 @dataclass(slots=True)
 class RankRecording:
-    """Recording of one step of one rank. ``groups`` holds the global ranks of each process group that
-    communicates, by name, in order of creation.
+    """Recording of one step of one rank. ``groups`` maps the name of each process group that communicates to
+    its global ranks, in order of creation.
 
     ``state_bytes`` is the size of storages that exist before the step and are used in it: parameters,
     optimizer state and inputs. ``peak_bytes`` is the maximum of live bytes, state included; ``kept_bytes`` is
-    the size of storages that the step made and did not free. ``notes`` are findings of the recorder: code ->
-    (message, count).
+    the size of storages that the step allocated and did not free. ``notes`` are findings of the recorder:
+    code -> (message, count).
     """
 
     rank: int

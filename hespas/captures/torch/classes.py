@@ -88,11 +88,11 @@ class RankClasses:
 
 
 def find_classes(mesh: Mesh, graph_at: Callable[[int], OpGraph]) -> tuple[RankClasses, SmallIntArray]:
-    """Return the rank classes of a mesh in order of their first ranks, and the class of each rank,
-    ``(ranks,)``.
+    """Return the rank classes of a mesh in order of their first ranks, and the class of each rank, shape
+    ``(ranks,)``. ``graph_at(rank)`` records a rank.
 
-    Records 1 + 2 x axes ranks if all are equal, and O(classes x log ranks) more otherwise. Raises
-    ``UnsupportedError`` beyond :data:`MAX_RECORDED`.
+    If all recorded ranks are equal, 1 + 2 x axes ranks are recorded. Otherwise O(classes x log ranks) more
+    are recorded. Raises ``UnsupportedError`` beyond :data:`MAX_RECORDED`.
     """
     classes = RankClasses(mesh, graph_at)
     classes.of((0,) * len(mesh.sizes))  # records at least one rank, even if every axis has size 1

@@ -51,8 +51,8 @@ def capture_torch(
     ``function`` is called with a ``DeviceMesh`` with the axes of ``mesh`` (device type ``cpu``; omitted if
     the function takes no argument) and ``args``, inside an initialised process group. It builds model,
     optimizer and data, and returns the step: a function without arguments. The step runs twice to reach its
-    steady state (optimizer state, DDP buckets), and is recorded in the third run. If the function returns
-    anything else, the function itself is the step, and all of it is recorded.
+    steady state (optimizer state, DDP buckets), and is recorded in the third run. If ``function`` returns
+    anything else, ``function`` itself is the step, and all of it is recorded.
 
     ``torch.compile`` is ignored by default: the program runs as written. With ``compiled`` the graphs of
     AOTAutograd are recorded, operation by operation and not fused, with the collectives between them; that
@@ -97,8 +97,8 @@ def capture_torch(
 
 
 class _RecordedRanks:
-    """Cache of recorded ranks. A rank is recorded when it is first needed, together with the ranks that send
-    it shapes. Its calls are dropped once its graph is made.
+    """Cache of recorded ranks. A rank is recorded when it is first needed. The ranks from which it receives
+    tensor shapes are recorded before. The calls of a rank are dropped once its graph is made.
     """
 
     def __init__(self, record: Callable[[int], RankRecording], rule: MeshRule, title: str) -> None:

@@ -54,8 +54,8 @@ class CallOrigin(NamedTuple):
 
 
 class OriginTracker:
-    """Tracker that finds for each operation the module and source line that it comes from. Backward
-    operations get those of their forward operation.
+    """Tracker of the module and source line from which each operation comes. Backward operations have the
+    origin of their forward operation.
     """
 
     def __init__(self) -> None:

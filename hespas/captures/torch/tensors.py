@@ -46,10 +46,10 @@ _StorageNumber = Callable[[Any], int]
 
 
 class OpSignature(NamedTuple):
-    """Signature of an operation from its schema: argument names, defaults, and the positions of arguments
-    that are written.
+    """Signature of an operation from its schema: argument names, defaults, and the indices of the arguments
+    that the operation writes.
 
-    ``is_view``: a result shares memory with an argument that is not written.
+    ``is_view`` is True if a result shares memory with an argument that is not written.
     """
 
     names: tuple[str, ...]
@@ -141,10 +141,10 @@ def value_text(value: Any) -> str:
 
 class CommunicationOp(NamedTuple):
     """Positions of the arguments of a communication operation (-1: absent): the sent tensors, the filled
-    tensors, the peer within the group, the tag, and the two lists of splits.
+    tensors, the peer within the group, the tag, and the first of the two lists of split sizes.
 
-    ``filled`` of -1 means that a new tensor is made. ``library_name`` is the collective's name in the
-    libraries.
+    If ``filled`` is -1, the operation makes a new tensor. ``library_name`` is the name of the collective in
+    communication libraries.
     """
 
     library_name: str
@@ -191,8 +191,8 @@ _COMMUNICATION_OPS: Mapping[str, CommunicationOp] = MappingProxyType(
 
 
 def find_communication_op(op: str) -> CommunicationOp | None:
-    """Return the positions of tensors, group and peer among the arguments of a communication operation; None
-    for other operations.
+    """Return the positions of tensors, peer, tag and splits among the arguments of a communication operation;
+    None for other operations.
     """
     return _COMMUNICATION_OPS.get(op)
 
@@ -214,7 +214,7 @@ def is_ragged(arguments: tuple[CallArgument, ...], op: CommunicationOp) -> bool:
 
 
 class StorageTracker:
-    """Numbers storages in order of first use, and tracks the live bytes.
+    """Tracker that numbers storages (memory of tensors) in order of first use, and counts live bytes.
 
     A storage that is used before an operation made it existed before the recording (state). The others are
     made by the recorded operations, and freed with their last reference. A number is never reused: memory
@@ -249,7 +249,7 @@ class StorageTracker:
         return tuple(dict.fromkeys(number for number, is_new in numbers if is_new))
 
     def alias(self, results: Sequence[Any], sources: Sequence[Any]) -> None:
-        """Give the results of a call the storage numbers of its ``sources``.
+        """Assign the storage numbers of ``sources`` to the ``results`` of a call.
 
         A wait for communication returns its argument. On tensors without data it returns a copy, which must
         count as the same storage.

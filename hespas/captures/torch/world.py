@@ -33,12 +33,12 @@ _Result = TypeVar("_Result")
 
 class SimulatedRank:
     """Environment in which the program of one rank runs: the job's mesh as a PyTorch ``DeviceMesh``, and the
-    mode of its tensors.
+    tensor mode (tensors with or without data).
     """
 
     def __init__(self, mesh: Any, tensors: Callable[[], AbstractContextManager[object]]) -> None:
-        """Set the mesh, and the context ``tensors()`` for running the program: tensors made inside have no
-        data, unless real tensors are used.
+        """Set the mesh, and ``tensors``, which returns the context in which the program runs. Tensors that
+        are made in this context have no data, unless real tensors are used.
         """
         self.mesh = mesh
         self.tensors = tensors
@@ -50,7 +50,7 @@ def rank_of_job(
 ) -> Generator[SimulatedRank]:
     """Make this process one rank of a device mesh inside the block; restore PyTorch afterwards.
 
-    ``compiled``: ``torch.compile`` makes graphs, whose operations run one by one.
+    With ``compiled``, ``torch.compile`` makes graphs, whose operations run one by one.
 
     Raises ``UsageError`` if a process group exists already.
     """
@@ -132,8 +132,8 @@ def _compiled_graphs() -> Generator[None]:
 
 
 def _result_mode(*, compiled: bool) -> Any:
-    """Return a dispatch mode for programs without data: all-reduces return a result, the tensors in which DDP
-    numbers its buckets have data, and reading a value from a tensor works.
+    """Return a dispatch mode that lets programs run without data. All-reduces return a result, the tensors in
+    which DDP numbers its buckets have data, and reading a value from a tensor works.
     """
     torch = torch_module()
     leaves = torch_module("torch.utils._pytree").tree_leaves
@@ -190,8 +190,8 @@ def _return_true(*_: object, **__: object) -> bool:
 
 
 class _BucketNumbering:
-    """Flag that DDP is numbering its buckets. Its C++ code then reads the data of tensors, so tensors without
-    data cannot be used.
+    """Flag that is set while DDP numbers its buckets. DDP's C++ code then reads the data of tensors, so
+    tensors without data cannot be used.
     """
 
     is_active = False
@@ -259,8 +259,8 @@ def _without_modes(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class PeerNotRun(BaseException):
-    """Signal that another rank, ``peer``, must be run first, because this rank needs its shapes. It is not an
-    ``Exception``, so that user code does not catch it.
+    """Signal that the rank ``peer`` must be run first, because the current rank needs the tensor shapes that
+    it sends. It is not an ``Exception``, so that user code does not catch it.
     """
 
     def __init__(self, peer: int) -> None:
@@ -281,10 +281,10 @@ class ShapeExchange:
 
     @contextmanager
     def on(self, rank: int) -> Generator[None]:
-        """Make the pipeline stages of a rank exchange their shapes through this object inside the block.
+        """Make the pipeline stages of a rank exchange tensor shapes through this object inside the block.
 
-        All stages infer shapes by running. PyTorch would let the ranks vote on that, but each rank runs
-        alone.
+        All stages infer shapes by running. PyTorch would decide that by a vote of all ranks, but here each
+        rank runs alone.
         """
         stage_module = torch_module("torch.distributed.pipelining.stage")
         schedule = torch_module("torch.distributed.pipelining.schedules")._PipelineSchedule
@@ -313,8 +313,8 @@ class ShapeExchange:
             yield
 
     def run_in_order(self, rank: int, run: Callable[[int], _Result]) -> dict[int, _Result]:
-        """Run a rank and, before it, the ranks whose shapes it needs. Return the results of all of them by
-        rank.
+        """Run a rank and, before it, the ranks that send it tensor shapes. Return the results of all these
+        ranks, by rank.
 
         Raises ``UnsupportedError`` if ranks wait for each other.
         """

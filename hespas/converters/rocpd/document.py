@@ -354,8 +354,9 @@ class _RocprofReader:
     def _kernels(self, names: _KernelNameRows, ranges: dict[int, int]) -> RocmWork:
         """Return the kernels of the process.
 
-        They come from the dispatch records, or from the counter records if there are none. ``ranges`` are
-        string rows of the ranges that the profiler states as causes (``--kernel-rename``), by number.
+        They come from the dispatch records or, if there are none, from the counter records. ``ranges`` maps
+        the number of a range to its row in the string table. The profiler states these ranges as causes of
+        kernels (``--kernel-rename``).
         """
         columns = _BlockColumns()
 
@@ -407,8 +408,8 @@ class _RocprofReader:
 
 @dataclass(slots=True)
 class _KernelNameRows:
-    """Names of kernels by the id of the kernel. Only names of kernels that ran are added to ``strings``,
-    because a document may have many kernels.
+    """Names of kernels, found by kernel id. Only names of kernels that ran are added to ``strings``, because
+    a document may list many other kernels.
     """
 
     ids: IntArray

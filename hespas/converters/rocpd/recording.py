@@ -46,10 +46,11 @@ class RocmAgent:
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class RocmWork(ColumnTable):
-    """Kernels or copies of one process, -1 for unknown.
+    """Kernels or copies of one process, one per row; -1 for unknown.
 
     ``target`` and ``source`` are agents (devices); for a kernel both are the agent that runs it. ``range_id``
-    is the string row of the range that rocprofv3 states as cause, ``grid_id`` of the launch shape.
+    and ``grid_id`` are rows of the string table: the range that rocprofv3 states as cause, and the launch
+    shape.
     """
 
     start_ns: IntArray
@@ -186,7 +187,8 @@ class RocmTraceBuilder:
     def _devices_of(self, agents: RocmAgents, part: RocmWork) -> tuple[IntArray, IntArray, IntArray]:
         """Return, for each kernel or copy, its GPU, the index of the device's name, and its operation class.
 
-        They follow from the agents at both ends. If both are GPUs, the work belongs to the target.
+        They follow from the agents (devices) at the source and the target. If both are GPUs, the work belongs
+        to the target.
         """
         pairs, index = distinct_rows(part.target, part.source)
         rows: list[tuple[int, int, int]] = []
@@ -292,8 +294,8 @@ def read_rocpd(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> Pr
 
 
 def _table_name(database: SqliteDatabase, name: str, suffix: str) -> str:
-    """Return the name of a table for one recording in a database: the table with the suffix of the recording,
-    or one that all recordings share.
+    """Return the name of the table ``name`` of one recording in a database. Each recording has tables with a
+    ``suffix``; a table without suffix is shared by all recordings.
     """
     own, shared = f"rocpd_{name}{suffix}", f"rocpd_{name}"
     return shared if not database.has(own) and database.has(shared) else own
@@ -435,7 +437,7 @@ class _RocpdReader:
     def _labels(self, regions: dict[str, IntArray]) -> tuple[IntArray, IntArray, list[str]]:
         """Return the labels and categories of regions as indices of texts, and the texts.
 
-        The label of a marker is the message in its event.
+        For a marker, the label is the message in its event.
         """
         texts = list(self.texts)
         label, category_of_event = (

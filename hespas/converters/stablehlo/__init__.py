@@ -121,8 +121,8 @@ def sniff(head: Head) -> int:
 
 
 def class_files(names: Iterable[str]) -> dict[int, str]:
-    """Return the files of a folder by rank class, ascending. Return nothing unless all are called
-    ``NAME.{class}.mlir`` with one NAME.
+    """Return the files of a folder by the number of the rank class, ascending. Return an empty dictionary
+    unless all files are called ``NAME.{class}.mlir`` with the same NAME.
     """
     parsed_names = [_CLASS_FILE.fullmatch(name) for name in names if not name.startswith(".")]
     matches = [match for match in parsed_names if match is not None]

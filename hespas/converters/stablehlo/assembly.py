@@ -139,8 +139,8 @@ def _ints(values: Sequence[int]) -> SmallIntArray:
 
 
 def _contractions(node_rows: NDArray[np.int64], signatures: Sequence[StablehloSignature]) -> ContractionTable:
-    """Return the contraction table (matrix products and convolutions) of a graph. ``node_rows`` has the
-    signature of each node.
+    """Return the contraction table (matmuls and convolutions) of a graph. ``node_rows`` has, for each node,
+    the index of its signature.
     """
     flat = [part for row in signatures for part in row.cost.contractions]
     lengths = [len(row.cost.contractions) for row in signatures]

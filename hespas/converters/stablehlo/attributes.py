@@ -146,8 +146,8 @@ class CostAttributeReader:
         }
 
     def _plan(self, name: str) -> tuple[str, bool, bool]:
-        """Return three properties of an operation name: its name in the cost table, True if its cost depends
-        on attributes, and True if it communicates.
+        """Return three properties of the operation ``name``: the name in the cost table, True if the cost
+        depends on attributes, and True if the operation communicates.
         """
         canonical = table_name(name)
         return canonical, canonical in self._readers, canonical in COMMUNICATION
@@ -163,8 +163,8 @@ class CostAttributeReader:
         return None if reader is None else reader(op)
 
     def body(self, region: MlirRegion) -> Body:
-        """Return the cost of one application of a region with scalar operations, such as a reducer, including
-        functions that it calls.
+        """Return the cost of one application of a scalar region, such as the reducer of a reduction.
+        Functions that the region calls are included.
         """
         return self._block(region.blocks[0], 0) if len(region.blocks) else Body(nan, nan)
 
@@ -204,8 +204,8 @@ class CostAttributeReader:
         return Body(flops, transcendentals, name, reads_first)
 
     def executed(self, op: MlirOperation, depth: int = 0) -> Cost:
-        """Return the cost of one operation and everything that it executes: called functions, loop
-        iterations, and the most expensive branch.
+        """Return the cost of one operation and of everything that it executes: called functions, all loop
+        iterations, or the most expensive branch.
 
         Raises ``FormatError`` for endless recursion.
         """
@@ -379,9 +379,9 @@ class CostAttributeReader:
 
 
 def _summed(costs: Sequence[Cost]) -> Cost:
-    """Return the sum of the costs as the cost of one fusion.
+    """Return the sum of ``costs`` as the cost of one fusion.
 
-    The byte counts include values inside the fusion; callers replace them by the bytes of the fusion's
+    The byte counts include values inside the fusion. Callers replace them by the bytes of the fusion's
     operands and results.
     """
     total = Cost(OpClass.FUSION)
@@ -457,9 +457,10 @@ _FUNCTION = "func.func"
 class BufferLifetimes:
     """Analysis of a module that decides if an operation can update an operand in place.
 
-    It can if the operand's buffer dies at the operation: nothing reads the value later, and the program
-    produces it, a loop carries it, or it is a donated argument. An argument of a private function dies if it
-    dies at every call of the function. ``call_sites`` lists the call operations of each function.
+    It can if the buffer of the operand dies at the operation. That means that nothing reads the value later,
+    and that the value is produced by the program, carried by a loop, or a donated argument. An argument of a
+    private function dies if it dies at every call of the function. ``call_sites`` lists the call operations
+    of each function.
     """
 
     def __init__(

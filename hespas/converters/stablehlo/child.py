@@ -21,8 +21,9 @@ __all__ = ["read_in_child"]
 
 
 def read_in_child(data: bytes, parser_bytes: int, settings_text: str) -> bytes:
-    """Read a program and return the result as bytes for :func:`.sandbox.read_in_sandbox`: one line of JSON
-    with diagnostics and any error, then the packed workload.
+    """Read a program in the child process, and return the result as bytes for
+    :func:`.sandbox.read_in_sandbox`. The bytes are one line of JSON with diagnostics and any error, then the
+    packed workload.
 
     The parser may use ``parser_bytes`` of memory. The program is left out of the workload's attachments if it
     equals the input.

@@ -83,10 +83,11 @@ class ProgramCollective(NamedTuple):
 
 
 class ProgramMessage(NamedTuple):
-    """Permute, send or receive with the ids of the program. ``pairs`` None means that the peer is not stated.
+    """Permute, send or receive with the ids that the program states. ``pairs`` are (source, target); None
+    means that the peer is not stated.
 
-    ``mode`` None means that ids are partitions, or replicas if there is one partition, as XLA interprets
-    ``send`` and ``recv``.
+    ``mode`` is the meaning of these ids. None means partitions, or replicas if there is one partition, as XLA
+    interprets ``send`` and ``recv``.
     """
 
     kind: NodeKind
@@ -125,8 +126,8 @@ class CommunicationReader:
         results: tuple[TypeInfo, ...],
         reduction: str,
     ) -> int:
-        """Return the index in ``rows`` of an operation's communication. Operations with equal communication
-        have one row.
+        """Return the index in ``rows`` of the communication of an operation. Operations with equal
+        communication have the same row. ``canonical`` is the operation's name in the cost table.
 
         Raises ``FormatError`` for contradictory attributes.
         """
@@ -203,8 +204,8 @@ class CommunicationReader:
         return tuple((int(source), int(target)) for source, target in rows.tolist())
 
     def _mesh_axes(self, attribute: MlirAttribute) -> GroupSet:
-        """Return the groups of a ``replica_group_mesh_axes`` attribute. It lists mesh axes; the devices of a
-        group differ only along these.
+        """Return the groups of a ``replica_group_mesh_axes`` attribute. The attribute lists mesh axes; the
+        devices of a group differ only along these axes.
         """
         dialect = self._bindings.stablehlo
         decoded = dialect.ReplicaGroupMeshAxesAttr(attribute)

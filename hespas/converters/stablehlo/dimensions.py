@@ -52,7 +52,7 @@ class _SymbolicDimension(NamedTuple):
 
 
 def with_dims(module: MlirModule, dims: Mapping[str, int], bindings: Bindings) -> MlirModule:
-    """Return the module with numbers for all symbolic dimensions of its arguments.
+    """Return the module with a number for each symbolic dimension of its arguments, taken from ``dims``.
 
     Raises ``UsageError`` if ``dims`` has an unknown dimension or lacks one, ``UnsupportedError`` if the
     shapes cannot be inferred from ``dims``.

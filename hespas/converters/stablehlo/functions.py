@@ -20,8 +20,8 @@ _FEW_NODES = 1 << 16
 
 
 class FunctionLibrary:
-    """Templates (costed operations) of the functions of one module. The reader sets ``context`` after it has
-    created the library.
+    """Library of the functions of one module as templates, which are lists of operations with costs. A
+    template is made when it is first needed. The reader sets ``context`` after it has created the library.
     """
 
     def __init__(self, header: ModuleHeader, bindings: Bindings) -> None:
@@ -77,10 +77,10 @@ class FunctionLibrary:
         return template
 
     def _check_inlined(self) -> None:
-        """Raise ``UnsupportedError`` if the entry function would become too large through inlined calls,
-        before they are copied.
+        """Raise ``UnsupportedError`` if the entry function would become too large through inlined calls. This
+        is checked before calls are inlined.
 
-        The size is computed from the templates read so far and the number of calls of each.
+        The size is computed from the templates made so far and the number of calls of each.
         """
         sizes: dict[str, int] = {}
         for name in self._callees_first(self._header.entry):

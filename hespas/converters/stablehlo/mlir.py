@@ -228,9 +228,9 @@ def text_of(operation: MlirOperation, name: str) -> str:
 
 
 def string_in(attribute: MlirAttribute) -> str:
-    """Return the text of a string or symbol, any other attribute as MLIR prints it.
+    """Return the text of a string or symbol attribute, or any other attribute as MLIR prints it.
 
-    Bytes outside of UTF-8, as in the configurations of GPU kernels, become ``\\xff``.
+    Bytes that are not UTF-8, as in the configurations of GPU kernels, become ``\\xff``.
     """
     content = getattr(attribute, "value_bytes", None)
     if isinstance(content, bytes):
@@ -260,7 +260,8 @@ def int_tuple(operation: MlirOperation, name: str) -> tuple[int, ...]:
 
 
 def int_array(attribute: MlirAttribute) -> IntArray:
-    """Return dense elements with their shape; blobs (hex) and splats decode alike.
+    """Return the elements of a dense attribute as an array with their shape. The attribute may be a list, a
+    blob (hex), or a splat (one value for all elements).
 
     Raises ``ValueError`` for a splat of over 2**24 elements, which a short text can state.
     """
@@ -329,9 +330,9 @@ _POSITION = r'loc\("[^"]*":(\d+):(\d+)\)'
 class ParseFailure(Exception):  # noqa: N818 - the reader converts it to a FormatError with the path
     """Error that MLIR's parser reports about its input.
 
-    ``line`` and ``column`` count from 1 and are 0 if MLIR does not report them; ``place`` is then the text of
-    MLIR's location, if there is one. ``is_verdict`` is True if the input was parsed but contains an invalid
-    operation.
+    ``line`` and ``column`` count from 1; they are 0 if MLIR does not report them. ``place`` is then the
+    location as MLIR prints it (empty: none). ``is_verdict`` is True if the input was parsed but contains an
+    invalid operation.
     """
 
     def __init__(
@@ -377,10 +378,10 @@ class Bindings(NamedTuple):
         return context
 
     def parse(self, program: str | bytes, *, quantised: bool = False) -> MlirModule:
-        """Parse text or bytecode. Raises :class:`ParseFailure`.
+        """Parse a program in text or bytecode. Raises :class:`ParseFailure`.
 
-        Set ``quantised`` for a program with types of the ``quant`` dialect, which jaxlib does not register. A
-        pass that depends on the dialect is then run on an empty module, which loads it.
+        Set ``quantised`` for a program with types of the ``quant`` dialect, which jaxlib does not register.
+        To load the dialect, a pass that depends on it is then run on an empty module.
         """
 
         def build(context: Context) -> MlirModule:
@@ -408,8 +409,8 @@ class Bindings(NamedTuple):
         return self._caught(convert)
 
     def refined(self, module: MlirModule, arguments: Sequence[str]) -> MlirModule:
-        """Return the module with ``arguments`` as argument types of its entry function, and all other types
-        inferred from them.
+        """Return the module with the types ``arguments`` for the arguments of its entry function. All other
+        types are inferred from them.
 
         Raises :class:`ParseFailure` if the other types cannot be inferred.
         """
@@ -432,8 +433,8 @@ class Bindings(NamedTuple):
         self.passmanager.PassManager.parse(f"builtin.module({passes})", context).run(module.operation)
 
     def _caught(self, build: Callable[[Context], MlirModule]) -> MlirModule:
-        """Run a parser in a new MLIR context. Its diagnostics become a :class:`ParseFailure`; a
-        ``MemoryError`` is raised unchanged.
+        """Call ``build``, which parses a module, in a new MLIR context. Errors that MLIR reports become a
+        :class:`ParseFailure`; a ``MemoryError`` is raised unchanged.
         """
         context = self.context()
         failures: list[ParseFailure] = []
@@ -468,7 +469,8 @@ class Bindings(NamedTuple):
         return module.operation.get_asm(enable_debug_info=locations, print_generic_op_form=generic)
 
     def artifact(self, module: MlirModule, version: str) -> bytes:
-        """Convert ``module`` to VHLO and return it as a portable artifact (empty ``version``: the newest).
+        """Convert ``module`` to VHLO, StableHLO with versioned operations, and return it as a portable
+        artifact. An empty ``version`` means the newest version.
 
         Operations of dialects without versions stay unchanged. Raises ``ValueError`` if an operation does not
         exist in ``version``.

@@ -35,9 +35,9 @@ _DONATED = ("tf.aliasing_output", "jax.buffer_donor")
 class ModuleHeader(NamedTuple):
     """Properties that a module states outside of its operations.
 
-    ``num_replicas`` and ``num_partitions`` are 0 if not stated. ``donated`` are positions of entry arguments
-    whose buffers may be overwritten. ``ranks`` are the ranks of the job that a replay of one rank class
-    represents, empty for all.
+    ``num_replicas`` and ``num_partitions`` are 0 if not stated. ``donated`` are indices of entry arguments
+    whose buffers may be overwritten. ``is_replay`` is True if Hespas wrote the program from a graph.
+    ``ranks`` are then the ranks of the job that it represents, empty for all.
     """
 
     name: str
@@ -58,8 +58,8 @@ class ModuleHeader(NamedTuple):
         return function.regions[0].blocks[0]
 
     def program_bytes(self, types: TypeTable) -> str:
-        """Return the sizes [bytes] of the program's arguments, results, and arguments whose buffers results
-        may overwrite, as text.
+        """Return the memory of the program as text for the metadata of the graph: the sizes [bytes] of the
+        arguments, of the results, and of the arguments whose buffers results may overwrite.
         """
         entry = self.functions[self.entry]
         signature = cast("ir.FunctionType", cast("ir.TypeAttr", entry.attributes["function_type"]).value)
@@ -71,7 +71,7 @@ class ModuleHeader(NamedTuple):
 
 
 def read_header(module: MlirModule, bindings: Bindings, end: str) -> ModuleHeader:
-    """Return the header of a module that ends at position ``end``.
+    """Return the header of a module. ``end`` is the position of the end of the module, for messages.
 
     Raises ``FormatError`` if the module has no function to run or no unique one.
     """

@@ -21,8 +21,7 @@ __all__ = ["LocationTable", "SignatureTable", "StablehloSignature", "has_rule", 
 
 
 def table_name(op_name: str) -> str:
-    """Return the name under which the cost table would have an operation, ``""`` for a name without a
-    dialect.
+    """Return the name of an operation in the cost table, ``""`` for a name without a dialect.
 
     An operation without a dialect is not a StableHLO operation, even if the table has its name.
     """
@@ -42,12 +41,12 @@ def price(op_name: str, described: CostInput) -> Cost:
 
 
 class StablehloSignature(NamedTuple):
-    """Properties that many nodes have in common: full operation name, rows of the types, and cost of one
-    execution.
+    """Properties that many nodes have in common: full operation name, type table rows of operands and
+    results, and cost of one execution.
 
-    ``is_bounded`` is True if extents are upper bounds, ``is_dynamic`` if some are unknown, and
-    ``needs_report`` if costs are unknown or bounds. ``label`` is the name for nodes: the operation without
-    its dialect, or the target of a custom call.
+    ``is_bounded`` is True if extents are upper bounds, ``is_dynamic`` if some are unknown, ``has_rule`` if
+    the cost table has the operation, and ``needs_report`` if costs are unknown or bounds. ``label`` is the
+    name for nodes: the operation without its dialect, or the target of a custom call.
     """
 
     op_name: str
@@ -67,7 +66,7 @@ _SignatureKey = tuple[str, tuple[TypeInfo, ...], tuple[TypeInfo, ...], tuple[int
 
 class SignatureTable:
     """Table of the distinct signatures (operation, types, attributes) of one program. ``known[key]`` is the
-    row in ``rows`` of an operation.
+    index in ``rows`` of the signature of an operation. It is added to ``rows`` when it is first needed.
     """
 
     def __init__(self) -> None:
@@ -143,8 +142,8 @@ class LocationTable:
     """Table of distinct locations. ``rows[i]`` is (string row of the source position, string row of the
     framework's name); row 0 is empty.
 
-    ``path`` is the input file. Its own lines serve as locations if the program has no others; ``""`` for an
-    input without lines.
+    ``path`` is the input file (``""``: an input without lines). The lines of this file serve as locations if
+    the program states no others.
     """
 
     def __init__(self, strings: StringTableBuilder, path: str, *, enabled: bool) -> None:

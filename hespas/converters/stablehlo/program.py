@@ -329,10 +329,8 @@ def shortened(message: str) -> str:
 
 
 def excerpt(line: str, column: int) -> str:
-    """Return a line of the input for a message. A long line is cut so that it starts shortly before
-    ``column``.
-
-    ``column`` counts from 1.
+    """Return a line of the input for a message. A long line is shortened so that the excerpt starts shortly
+    before ``column``, which counts from 1.
     """
     stripped = line.strip()
     if len(stripped) <= MAX_QUOTE:
@@ -350,7 +348,8 @@ _KNOWN_PLACE = re.compile(r'loc\((?!unknown\)|#loc|"-":\d)')
 
 
 def form_of_name(name: str, version: str) -> ProgramForm:
-    """Return the form that a file name implies; text for a name without a known suffix.
+    """Return the form (text, bytecode, portable artifact, ...) that a file name implies. A name without a
+    known suffix implies text.
 
     Only portable artifacts have a version, so bytecode with a ``version`` becomes an artifact. Raises
     ``UsageError`` for text with a version.
@@ -373,7 +372,7 @@ def form_of_name(name: str, version: str) -> ProgramForm:
 
 
 def in_form(data: bytes, own: ProgramForm, form: ProgramForm, version: str, bindings: Bindings) -> bytes:
-    """Convert a valid program from form ``own`` to ``form``; equal forms leave it unchanged.
+    """Convert a valid program from the form ``own`` to ``form``. If both are equal, return it unchanged.
 
     Raises ``UnsupportedError`` if the program cannot have that form.
     """

@@ -206,8 +206,8 @@ def _devices(
     path: str,
     diagnostics: Diagnostics,
 ) -> DeviceCounts:
-    """Return the number of devices: stated by the module, else by the options, else inferred from
-    collectives.
+    """Return the number of devices. The module states it, or else the options, or else it is inferred from
+    the ids in collectives.
 
     Raises ``UnsupportedError`` for more than 2**24.
     """
@@ -247,10 +247,11 @@ def _named_devices(communications: list[Communication]) -> int:
 def _warn_if_global(
     data: bytes, header: ModuleHeader, entry: FunctionTemplate, context: ModuleContext, devices: DeviceCounts
 ) -> int:
-    """Warn about a program with shardings that is not partitioned, so that its shapes cover all devices of
-    the job.
+    """Warn if a program with shardings is not partitioned, because its shapes and costs are then those of all
+    devices together.
 
-    Return the largest number of shards that an operation would be split into, 0 without such an operation.
+    Return the number of shards into which the largest split would divide an operation, 0 for a partitioned
+    program or one without shardings.
     """
     if _SHARDING not in data:
         return 0

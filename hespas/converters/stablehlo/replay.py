@@ -68,8 +68,8 @@ _WHOLE_GRAPH = "the graph as a whole"
 
 @dataclass(slots=True)
 class ProgramReplay:
-    """Body of a replay program, and its differences from the graph. ``changes`` maps the code of each kind of
-    difference to examples with their number of nodes.
+    """Body of a replay, a program that repeats the work of a graph, and its differences from the graph.
+    ``changes`` maps the code of each kind of difference to examples with their number of nodes.
     """
 
     emitter: ReplayEmitter
@@ -84,8 +84,8 @@ class ProgramReplay:
 
 
 def replay(graph: OpGraph, num_ranks: int) -> ProgramReplay:
-    """Convert a graph without loops to a program for ``num_ranks`` replicas, or for more if it refers to
-    higher ranks. O(nodes + edges).
+    """Convert a graph without loops to a program that repeats its work on ``num_ranks`` replicas, or on more
+    if the graph refers to higher ranks. O(nodes + edges).
 
     Raises ``FormatError`` for a cycle or for groups that do not fit the job, and ``UnsupportedError`` for a
     graph that is too large. The numbers of nodes and edges are checked first.
@@ -193,8 +193,8 @@ class _ReplayWriter:
         self.values[number] = made
 
     def finish(self) -> ProgramReplay:
-        """Return the finished replay. Values that no operation uses completely become its results, so that a
-        compiler cannot remove their computation.
+        """Return the finished replay. Values with elements that no operation uses become results of the
+        program, so that a compiler cannot remove their computation.
         """
         whole = self.binder.whole
         loose = {value.name: value for made in self.values for value in made if value.name not in whole}
@@ -287,8 +287,8 @@ class _ReplayWriter:
 
 
 def _viewed(node: ReplayNode, made: list[Value]) -> list[Value]:
-    """Return the values ``made`` for a node. If their types differ from the node's result types, views with
-    the node's types are put in front of them.
+    """Return the values ``made`` for a node. If their types differ from the node's result types, prepend
+    views of them that have the result types.
     """
     if [value.type for value in made] == list(node.results):
         return made
@@ -296,11 +296,11 @@ def _viewed(node: ReplayNode, made: list[Value]) -> list[Value]:
 
 
 def _row(moved: float, flops: float) -> Tensor:
-    """Return a one-dimensional tensor for a node without types, so that reading and writing it moves as many
-    bytes as the graph states.
+    """Return the type of a one-dimensional tensor for a node without types. Reading and writing the tensor
+    moves as many bytes (``moved``) as the graph states.
 
-    The tensor has one element if the node's FLOPs are too many for operations on its elements; they become a
-    matmul.
+    It has one element if the node's FLOPs are too many for operations on the elements. The FLOPs then become
+    a matmul.
     """
     elements = 0.0 if isnan(moved) else moved / (2 * F32.storage_bytes(1))
     is_product = flops > MOST_PASSES * elements
@@ -312,8 +312,8 @@ _BYTES_TOLERANCE = 0.01
 
 
 def compare(flat: OpGraph, replayed: ProgramReplay, written: OpGraph, diagnostics: Diagnostics) -> None:
-    """Compare the work of ``written``, the graph that a reader gets from the replay, with ``flat``, the
-    replayed graph. Report noticeable differences.
+    """Report noticeable differences in work between ``flat``, the replayed graph, and ``written``, the graph
+    that a reader gets from the replay.
     """
     flops = np.where(np.isnan(flat.useful_flops), flat.flops, flat.useful_flops)
     wanted = known_sum(flops)

@@ -90,8 +90,8 @@ def devices_for(graph: OpGraph, num_ranks: int) -> int:
     """Return the number of devices of a replay: the ranks of the job, or more if groups or messages refer to
     higher ranks.
 
-    A graph read from the trace of one rank, for example, refers to other ranks. Raises ``UnsupportedError``
-    if the lists of groups and messages would have more than 2**24 ids.
+    For example, a graph that was read from the trace of one rank refers to other ranks. Raises
+    ``UnsupportedError`` if the lists of groups and messages would have more than 2**24 ids.
     """
     named = [1 + highest_id(groups) for groups in graph.group_sets]
     devices = max([num_ranks, *named, *(way.num_ranks for way in graph.permutations)])
@@ -106,7 +106,7 @@ def devices_for(graph: OpGraph, num_ranks: int) -> int:
 
 
 def ranks_of(groups: GroupSet | None, num_ranks: int, emitter: ReplayEmitter) -> ReplayGroups:
-    """Return groups that cover all ranks. Ranks that ``groups`` omits form additional groups.
+    """Return groups that cover all ranks. Ranks that are not in ``groups`` form additional groups.
 
     Raises ``ValueError`` if a rank is outside the job or in two groups.
     """
@@ -134,8 +134,8 @@ def _dense(table: IntArray) -> str:
 
 
 def collective(node: ReplayNode, link: ReplayCollective) -> list[Value]:
-    """Emit a collective on tensors of the node's types if these are valid for its kind, else on a
-    one-dimensional tensor of its size.
+    """Emit a collective. Its tensors have the node's types if these are valid for the kind of collective.
+    Otherwise it has one-dimensional tensors of the same size.
     """
     if link.kind is CollectiveKind.BARRIER:
         return _all_reduce(node, link, (Tensor(F32, ()),)) or []

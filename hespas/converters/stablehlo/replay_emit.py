@@ -57,8 +57,8 @@ def quoted_text(text: str) -> str:
 class ReplayEmitter:
     """Writer of the body of ``@main``, line by line.
 
-    ``location`` is appended to each operation. ``unknown_work`` is the name of an operation of unknown FLOPs,
-    with which the next copy is marked. XLA merges equal operations even if their locations differ, so
+    ``location`` is appended to each operation. ``unknown_work`` is the name of an operation of unknown FLOPs.
+    The next copy is marked with that name. XLA merges equal operations even if their locations differ, so
     :meth:`add` never writes the same operation twice.
     """
 
@@ -117,8 +117,8 @@ class ReplayEmitter:
         return values
 
     def share(self, text: str, result: Tensor, *, flops: float = 0.0) -> Value:
-        """Return the result of an earlier equal operation, or add the operation. This is for operations such
-        as views that are not part of a node's work.
+        """Return the result of an earlier equal operation, or add the operation. Use it for operations such
+        as views, which are not part of a node's work.
         """
         if text not in self._written:
             self.work(flops=flops)
@@ -158,8 +158,8 @@ class ReplayEmitter:
         self.transcendentals += transcendentals
 
     def seed(self) -> Value:
-        """Return a scalar that no compiler can prove equal to another value. It is used to make equal
-        operations differ, so that none is removed as a duplicate.
+        """Return a scalar that a compiler cannot prove equal to another value. It makes equal operations
+        differ, so that none is removed as a duplicate.
         """
         position = self._seeds % _SEEDS
         if self._seed_argument is None or position == 0:
@@ -185,10 +185,10 @@ class ReplayEmitter:
         return self.share(pretty("slice", [value], result, f" [{ranges}]"), result)
 
     def stretched(self, value: Value, shape: Sequence[int], *, shared: bool = True) -> Value:
-        """Return a tensor of ``shape`` that repeats the elements of the value. Its size must be a multiple of
-        the value's size.
+        """Return a tensor of ``shape`` that repeats the elements of ``value``. The size of ``shape`` must be
+        a multiple of the size of ``value``.
 
-        With ``shared`` an earlier equal operation may be used.
+        With ``shared``, return the result of an earlier equal operation if there is one.
         """
         axes, result = broadcast_axes(value.type.shape, shape), value.type.reshaped(shape)
         if axes is None:
@@ -225,8 +225,8 @@ class ReplayEmitter:
         return self.add(f"stablehlo.{op} {left}, {right} : {left.type}", left.type)
 
     def put(self, target: Value, number: Value) -> Value:
-        """Return ``target`` with one element replaced by ``number``, in place if possible. The result thus
-        depends on ``number``.
+        """Return ``target`` with one element replaced by ``number``, so that the result depends on
+        ``number``. The update is in place if possible.
 
         ``number`` is a scalar of any type. A target without elements is returned unchanged.
         """
@@ -287,7 +287,7 @@ class MatmulShape(NamedTuple):
 class ReplayNode(NamedTuple):
     """Graph node to replay. ``op`` is its operation without dialect; unknown costs are NaN.
 
-    ``producers`` has the values of each node that this one waits for.
+    ``producers`` has, for each node that this one waits for, the values of that node in the replay.
     """
 
     op: str
@@ -357,8 +357,8 @@ class OperandBinder:
         self._twins: dict[tuple[object, ...], int] = {}
 
     def filler(self, tensor: Tensor, position: int = 0) -> Value:
-        """Return an argument of the program with the given type, for an operand without a producer. Different
-        positions give different arguments.
+        """Return an argument of the program with the type ``tensor``, for an operand without a producer.
+        Different positions give different arguments.
         """
         pool = self._pools.setdefault(tensor, [])
         while len(pool) <= position:
@@ -375,9 +375,10 @@ class OperandBinder:
     ) -> list[Value]:
         """Return operands of the ``wanted`` types that together depend on every producer.
 
-        Two equal operations ``op`` never get the same operands, nor do any two operations that have a choice.
-        With ``stretch`` smaller results are repeated to the size of some operands, but not of all: XLA
-        removes arithmetic on copies of one number. ``wanted`` must not be empty if there are producers.
+        Two operations with the same ``op`` never get the same operands. Operations with different ``op`` get
+        different operands if there is a choice. With ``stretch`` smaller results are repeated to the size of
+        some operands, but not of all, because XLA removes arithmetic on copies of one number. ``wanted`` must
+        not be empty if there are producers.
         """
         slots: list[Value | None] = [None] * len(wanted)
         waiting = [producer for producer in producers if producer]
@@ -437,8 +438,8 @@ class OperandBinder:
         return self.emitter.put(value, self.emitter.joined(scalars, element))
 
     def release(self, values: Sequence[Value]) -> list[Value]:
-        """Record that the operands ``values`` are not used completely. Return one element of each operand
-        that comes from a producer, so that the dependency remains.
+        """Record that not all elements of the operands ``values`` are used. Return one element of each
+        operand that comes from a producer. An operation on this element preserves the dependency.
         """
         made = [value for value in values if value.name in self._origins]
         self.whole.difference_update(self._origins[value.name] for value in made)
@@ -467,8 +468,8 @@ class OperandBinder:
     def _stretch(
         self, producer: Sequence[Value], slots: list[Value | None], wanted: Sequence[Tensor]
     ) -> bool:
-        """Repeat one smaller result of a producer to the size of an operand, if another operand stays
-        unrepeated. Return True if this was possible.
+        """Repeat one smaller result of a producer to the size of an operand. At least one other operand must
+        stay without repetition. Return True if this was possible.
         """
         if slots.count(None) < 2 and all(slot is None or slot.name in self._wide for slot in slots):
             return False
@@ -516,8 +517,8 @@ _VALUELESS = {DTypeKind.TOKEN, DTypeKind.OPAQUE}
 
 
 class ReplayTypes:
-    """Tensor types of a graph by row, changed where StableHLO cannot express them. ``changed`` counts the
-    uses of changed types.
+    """Tensor types of a graph by row. Types that StableHLO cannot express are replaced by others. ``changed``
+    counts the uses of replaced types.
     """
 
     def __init__(self, graph: OpGraph) -> None:

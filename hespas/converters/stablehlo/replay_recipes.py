@@ -43,8 +43,8 @@ __all__ = [
 
 
 def _moved(node: ReplayNode) -> list[Value] | None:
-    """Emit an operation that moves data, such as a transpose; its attributes follow from its types. Return
-    None if it is only a view.
+    """Emit an operation that moves data, such as a transpose. Its attributes are inferred from the node's
+    types. Return None if they cannot be inferred, or if the operation would only be a view.
     """
     write = operator(node.op, node.operands, node.results)
     if write is None or (node.op == "slice" and node.operands == node.results):
@@ -82,8 +82,8 @@ def _turned(emitter: ReplayEmitter, value: Value) -> Value:
 
 
 def passed_on(node: ReplayNode) -> list[Value]:
-    """Emit a view, constant or join, which do no work. Its results are views of operands, or arguments of the
-    program for constants.
+    """Emit an operation that does no work: a view, constant or join. The results of a constant are arguments
+    of the program, and all other results are views of operands.
     """
     node = node._replace(op="")
     if not node.results:
@@ -130,11 +130,11 @@ def made_from(
     copies: bool,
     used: Iterable[Value] = (),
 ) -> list[Value]:
-    """Return values of the ``results`` types, made of the operands ``bound``: copies, or views if not
-    ``copies``.
+    """Return values with the types ``results``, made from the operands ``bound``. They are copies if
+    ``copies``, else views.
 
-    The first value depends on all operands that are neither ``used`` elsewhere nor part of a result. Copies
-    depend on the first value.
+    The first value is made to depend on all operands that no result contains and that are not in ``used``
+    (the operands that the caller uses otherwise). All other copies depend on the first value.
     """
     made: list[Value] = []
     names = {value.name for value in used}
@@ -181,8 +181,9 @@ class _SourceValues:
             values.sort(key=lambda value: -value.type.elements)
 
     def nearest(self, result: Tensor, position: int) -> Value | None:
-        """Return the operand from which to make result number ``position``. Operands of equal element type
-        and size are used in turn; otherwise it is the largest one that can be cut or repeated to the size.
+        """Return the operand from which to make the result at ``position``. Operands of equal element type
+        and size are used in turn. Without such an operand, it is the largest one that can be cut or repeated
+        to the size of the result.
         """
         if not result.elements:
             return None
@@ -255,8 +256,8 @@ def _square(node: ReplayNode) -> list[Value] | None:
 
 
 def _checked(kinds: _Kinds, stretch: bool, node: ReplayNode) -> list[Value] | None:
-    """Emit an operation with operands of another type than its result, such as a comparison; return None if
-    an element type is not in ``kinds``.
+    """Emit an operation whose operands may have another type than its result, such as a comparison. Return
+    None if an element type is not in ``kinds``.
     """
     able = all(tensor.element.kind in kinds for tensor in (*node.operands, *node.results))
     return _counted(node, stretch=stretch) if able else None
@@ -404,10 +405,11 @@ def fused_matmuls(node: ReplayNode) -> list[Value] | None:
 
 
 def _affordable(node: ReplayNode, rows: Sequence[MatmulShape]) -> bool:
-    """Return True if a node may be replayed as these products. They must not have more FLOPs than the node,
-    and their operands need at most :data:`_MOST_EXPANSION` times the bytes that it moves.
+    """Return True if a node may be replayed as the matmuls ``rows``. They must not have noticeably more FLOPs
+    than the node. Their operands must need at most :data:`_MOST_EXPANSION` times the bytes that the node
+    moves.
 
-    Convolutions expressed as products of unfolded inputs need more memory, and are not replayed as products.
+    A convolution as a matmul of its unfolded input can need more memory than that.
     """
     if sum(row.flops for row in rows) > node.target_flops * _MOST_EXCESS:
         return False
@@ -450,8 +452,8 @@ _MULTIPLY, _LOGISTIC = "multiply", "logistic"
 
 
 def complete(node: ReplayNode, made: list[Value], flops: float, transcendentals: float) -> list[Value]:
-    """Add work to the results of a replayed operation until XLA counts the node's FLOPs and transcendentals.
-    ``flops`` and ``transcendentals`` are XLA's counts so far.
+    """Add work to the results ``made`` of a replayed operation until XLA counts the node's FLOPs and
+    transcendentals. ``flops`` and ``transcendentals`` are the numbers that XLA counts so far.
     """
     made = _extended(node, made, _LOGISTIC, node.transcendentals - transcendentals)
     return _extended(node, made, _MULTIPLY, node.target_flops - flops)
@@ -516,10 +518,10 @@ def _pass(node: ReplayNode, value: Value, op: str) -> Value:
 
 
 def _extra_matmul(node: ReplayNode, start: Value, count: int) -> tuple[Value, int]:
-    """Return a product ``s x k by k x s`` of about ``count`` FLOPs that depends on ``start``, and the number
-    of FLOPs still missing.
+    """Emit a matmul ``s x k by k x s`` of about ``count`` FLOPs that depends on ``start``. Return its result,
+    and the number of FLOPs still missing.
 
-    Its shape is chosen so that it moves the bytes that the node moves beyond its own tensors.
+    The shape is chosen so that the matmul moves the node's bytes that exceed the node's own tensors.
     """
     typed = sum(tensor.size_bytes for tensor in (*node.operands, *node.results))
     spare = node.bytes_moved - typed if not isnan(node.bytes_moved) else 0.0

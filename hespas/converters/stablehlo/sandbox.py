@@ -29,10 +29,10 @@ _REFUSALS = {kind.__name__: kind for kind in (FormatError, UnsupportedError, Usa
 
 
 def read_in_sandbox(data: bytes, path: str, options: ReadOptions, diagnostics: Diagnostics) -> Workload:
-    """Read a program in a child process; its diagnostics are added to ``diagnostics``.
+    """Read a program in a child process. Its diagnostics are added to ``diagnostics``.
 
-    Raises the reader's error, ``FormatError`` if the child crashes, hangs or needs too much memory,
-    ``UnsupportedError`` if it does not start, ``MissingExtraError`` if a binding of jaxlib is absent.
+    Raises the errors of the reader. Raises ``FormatError`` if the child crashes, hangs or needs too much
+    memory, ``UnsupportedError`` if it does not start, ``MissingExtraError`` if a binding of jaxlib is absent.
     """
     settings = {
         "path": path,

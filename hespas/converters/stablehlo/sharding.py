@@ -123,8 +123,9 @@ class Shardings:
                         self.tiles = max(self.tiles, tiles[0] * tiles[1])
 
     def split_within(self, manual: frozenset[str]) -> int:
-        """Return the number of shards that the data must still be split into inside a computation with the
-        manual axes ``manual``; 1 for none.
+        """Return the number of shards into which the partitioner still splits the data inside a manual
+        computation, whose shapes are already per device along the axes ``manual``. It is 1 if the data is not
+        split further.
         """
         if EVERY_AXIS in manual:
             return 1
@@ -141,10 +142,10 @@ def global_nodes(
     communications: list[Communication],
     shardings: Shardings,
 ) -> tuple[list[int], int]:
-    """Return the nodes with shapes of the whole job, and the largest number of shards that they would be
-    split into.
+    """Return the nodes whose shapes are those of the whole job, and the largest number of shards into which
+    the partitioner would split them.
 
-    Return no nodes for a program that communicates outside of manual computations, because it is partitioned.
+    A program that communicates outside of manual computations is partitioned already, and has no such nodes.
     O(nodes + regions).
     """
     within: list[frozenset[str]] = []

@@ -47,7 +47,7 @@ FlowValue = Flow | TupleFlow
 
 def flatten(value: FlowValue) -> Flow:
     """Return all nodes that produce a value, without duplicates, in order. For a tuple these are the
-    producers of its elements.
+    producers of all its elements.
     """
     if isinstance(value, tuple):
         return value
@@ -97,9 +97,9 @@ class LoopSlot(NamedTuple):
 class FunctionTemplate:
     """Nodes of one function in program order. The columns have one entry per node.
 
-    ``signature`` is a row of the signature table. ``control`` has the control dependencies of the few nodes
-    with any. ``links`` are pairs (node, row in :attr:`CommunicationReader.rows`) of communicating nodes.
-    ``results`` are the values that the function returns.
+    ``signature`` is a row of the signature table. ``control`` has the control dependencies, by node.
+    ``links`` are pairs (node, row in :attr:`CommunicationReader.rows`) of communicating nodes. ``results``
+    are the producers of the values that the function returns.
     """
 
     def __init__(self, name: str, num_arguments: int) -> None:
@@ -179,8 +179,9 @@ class TemplateBuilder:
         return tuple(dict.fromkeys(flat))
 
     def _expand(self, number: int, node: int, merged: dict[int, None]) -> None:
-        """Add to ``merged`` the nodes that produce the initial value of loop slot ``number``, through
-        enclosing loops. O(loop depth).
+        """Add to ``merged`` the nodes that produce the initial value of the loop-carried value (slot)
+        ``number``. If that is a slot of an enclosing loop, follow it outwards. ``node`` is recorded as a user
+        of each slot. O(loop depth).
         """
         pending = [number]
         seen: set[int] = set()
@@ -203,8 +204,8 @@ class TemplateBuilder:
     def handed_on(self, slots: Sequence[Flow], yielded: Sequence[FlowValue], first_node: int) -> list[int]:
         """Return the positions of yielded values that the loop body passes on without computing them.
 
-        Such a value is another slot or comes from outside of the loop, whose first node is ``first_node``. A
-        slot that keeps its value is not included.
+        Such a value is another slot (loop-carried value) or comes from outside of the loop, whose first node
+        is ``first_node``. A slot that retains its value is not included.
         """
         return [
             position
@@ -215,11 +216,12 @@ class TemplateBuilder:
     def close_loop(
         self, slots: Sequence[Flow], yielded: Sequence[FlowValue], first_node: int
     ) -> list[FlowValue]:
-        """Record the carried edges of a loop whose body yields the values ``yielded``; return the flows of
-        its results.
+        """Record the carried edges of a loop whose body yields the values ``yielded``. Return the producers
+        of the loop's results.
 
-        ``first_node`` is the first node of the loop. Values that :meth:`handed_on` returns must have nodes by
-        now. A slot that keeps its value has no edge, and its result is the initial value.
+        ``first_node`` is the first node of the loop. Nodes must have been added for the values that
+        :meth:`handed_on` returns. A slot (loop-carried value) that retains its value has no edge, and its
+        result is the initial value.
         """
         for (number,), value in zip(slots, yielded, strict=True):
             slot = self._slots[self._first_slot - number]
@@ -246,8 +248,8 @@ class TemplateBuilder:
         self.template.regions[region] = self.template.regions[region]._replace(trips=trips)
 
     def guard(self, first: int, decision: FlowValue) -> None:
-        """Make all nodes from ``first`` on wait for ``decision``, such as the condition of a loop. Nodes that
-        depend on another of these nodes need no dependency of their own.
+        """Make all nodes from number ``first`` on wait for ``decision``, such as the condition of a loop. A
+        node that depends on another of these nodes waits through that node and needs no edge.
 
         If a loop carries the decision, nodes wait for the decision of the previous iteration.
         """

@@ -57,9 +57,10 @@ _ENDINGS: dict[str, Callable[[int, range], range]] = {
 
 
 def count_trips(direction: str, start: int, limit: int, step: int, values: range) -> float:
-    """Return the trips of ``for (i = start; i <direction> limit; i += step)``; NaN for an endless loop.
+    """Return the number of iterations of ``for (i = start; i <direction> limit; i += step)``; NaN for an
+    endless loop.
 
-    ``values`` is the range of the counter's type, whose size is a power of two; after the last value the
+    ``values`` is the range of the counter's type, whose size is a power of two. After the last value the
     counter wraps to the first.
     """
     endings = _ENDINGS.get(direction)
@@ -77,7 +78,8 @@ def _first_multiple(step: int, size: int, first: int, last: int) -> int | None:
     """Return the least ``n >= 0`` with ``first <= n * step % size <= last``, or None without such an ``n``.
 
     As in Euclid's algorithm, either a multiple lies in the interval before the first wrap, or the number of
-    wraps follows from the same question about remainders. ``size`` falls fast: 64 bits take at most 92 calls.
+    wraps is the solution of the same problem for remainders. ``size`` falls fast: 64 bits take at most 92
+    calls.
     """
     if first == 0:
         return 0
@@ -113,10 +115,10 @@ _WIDEST = _IntegerType(128, is_signed=True)
 
 
 class _AffineValue(NamedTuple):
-    """Integer of the form ``slot + offset``, where ``slot`` is the position of a loop-carried value; ``slot``
+    """Integer of the form ``slot + offset``, where ``slot`` is the position of a loop-carried value. ``slot``
     None means the constant ``offset``.
 
-    ``types`` are the types of the intermediate values, the last one first.
+    ``types`` are the integer types of the intermediate values, the last one first.
     """
 
     slot: int | None
@@ -124,8 +126,8 @@ class _AffineValue(NamedTuple):
     types: tuple[_IntegerType, ...]
 
     def settled(self) -> int | None:
-        """Return the constant, wrapped to its type. Return None if the value depends on a slot, or if an
-        intermediate type of another width cannot hold it.
+        """Return the value if it is a constant, wrapped to its type. Return None if it depends on a slot
+        (loop-carried value), or if an intermediate type of another width cannot hold it.
         """
         if self.slot is not None:
             return None
@@ -144,8 +146,8 @@ class _ShiftedValue(NamedTuple):
 
 
 class _ValuePath(NamedTuple):
-    """Path from a value back to its origin: the calls that it passed through, and the integer types on the
-    way, the last one first.
+    """Path from a value back to its origin. ``calls`` are the calls through which the value was passed.
+    ``types`` are the integer types along the path, the last one first.
     """
 
     calls: list[MlirOperation]
@@ -202,8 +204,8 @@ class TripCounter:
         return trips if reached and all(value in kind.values for value in shifted for kind in types) else nan
 
     def _constant(self, loop: MlirOperation, body: MlirBlock, side: _AffineValue) -> int | None:
-        """Return the value of one side of a comparison if it is a constant, or a slot that starts with a
-        constant and does not change; else None.
+        """Return the value of one side of a comparison if it is a constant, or a loop-carried value (slot)
+        that is initially a constant and does not change; else None.
         """
         if side.slot is None:
             return side.settled()
@@ -225,8 +227,8 @@ class TripCounter:
         return after if after is not None and after.slot == slot else None
 
     def _affine(self, value: MlirValue, block: MlirBlock | None = None) -> _AffineValue | None:
-        """Express a value as a slot of ``block`` plus a constant; None if that is impossible. Constants,
-        additions, views and calls are followed.
+        """Express a value as an argument of ``block`` (a loop-carried value) plus a constant. Return None if
+        that is impossible. Constants, additions, views and calls are followed.
         """
         trail = _ValuePath([], [])
         offset = 0
@@ -273,8 +275,9 @@ class TripCounter:
     def _onward(
         self, op: MlirOperation, value: MlirValue, trail: _ValuePath
     ) -> _AffineValue | _ShiftedValue | None:
-        """Follow the result of an operation to its origin: return a constant, or the operand of a view, a sum
-        or a called function's return.
+        """Follow the result of an operation one step towards its origin. Return the constant that it is, or
+        the value from which it differs by a constant: the operand of a view or sum, or the value that a
+        called function returns. Return None for any other operation.
         """
         short = short_name(op.name)
         if short == "constant" or short in _FOLDED:

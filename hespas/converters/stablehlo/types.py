@@ -33,8 +33,8 @@ _V = TypeVar("_V")
 
 @dataclass(slots=True, eq=False)
 class TypeInfo:
-    """Decoded MLIR type: its rows in the type table and its tensors. There is one of each, or several for a
-    tuple type.
+    """Decoded MLIR type. ``rows`` are its rows in the type table, and ``tensors`` the decoded tensors. A
+    tuple type has one of each per element, any other type has one.
 
     Equal types are one object, so they are compared by identity. ``elements`` are the types in a tuple or
     future, None for any other type.

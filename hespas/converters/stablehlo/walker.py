@@ -83,7 +83,7 @@ Handler = Callable[["Walker", MlirOperation, int, int], None]
 
 class Walker:
     """Reader of one function that builds its template. ``environment`` maps each SSA value to its producers
-    (flow, see :mod:`.template`) and type.
+    (a flow, see :mod:`.template`) and its type.
     """
 
     def __init__(self, context: ModuleContext, template: FunctionTemplate) -> None:
@@ -99,9 +99,10 @@ class Walker:
         self._keeps_locations = context.locations.enabled
 
     def read(self, block: MlirBlock, *, is_entry: bool = False) -> None:
-        """Read the function from its entry block. Arguments beyond the template's count have no producer.
+        """Read the function from its entry block. Arguments beyond the template's number of arguments have no
+        producer.
 
-        The return of the program's entry function becomes a node that uses the results of the program.
+        The return of the program's entry function becomes a node that depends on the results of the program.
         """
         count = self.scope.template.num_arguments
         self.bind(block.arguments, [(-1 - number,) for number in range(count)])
@@ -246,8 +247,8 @@ class Walker:
         context.diagnostics.warning(code, where, message, path=context.path)
 
     def visit_barrier(self, op: MlirOperation, region: int, depth: int) -> None:
-        """Pass each operand on as the result of the same position. A common dependency on all operands would
-        join independent chains.
+        """Bind each result of an optimization barrier to the producers of its operand. A dependency of all
+        results on all operands would join independent chains.
         """
         del depth
         entries = [self.environment[value] for value in op.operands]

@@ -61,10 +61,10 @@ _CHANGES: dict[str, str] = {
 
 
 def write(value: Value, path: Path, options: WriteOptions, diagnostics: Diagnostics) -> None:
-    """Write the programs of the chosen ranks' classes.
+    """Write one program per rank class of the chosen ranks.
 
-    Raises ``UnsupportedError`` for a value that no program can hold, ``UsageError`` if one file is named for
-    several classes, ``MissingExtraError`` without jaxlib, and ``OutputError`` for a failed write.
+    Raises ``UnsupportedError`` for a value that a program cannot represent, ``UsageError`` if one file is
+    named for several classes, ``MissingExtraError`` without jaxlib, and ``OutputError`` for a failed write.
     """
     if not isinstance(value, Workload):
         raise UnsupportedError(
@@ -236,8 +236,9 @@ they belong to another file.
 
 
 class _OriginalProgram(NamedTuple):
-    """Program that a graph was read from. ``beyond`` counts by kind the values in the graph that the program
-    does not state. ``metadata`` is the metadata that a reader of the program returns.
+    """Program that a graph was read from. ``beyond`` counts, by kind, the values in the graph that the
+    program does not state (times, for example). ``metadata`` is the metadata that a reader of the program
+    returns.
     """
 
     data: bytes
@@ -247,13 +248,12 @@ class _OriginalProgram(NamedTuple):
 
 
 def _original_of(graph: OpGraph, num_ranks: int) -> tuple[_OriginalProgram | None, str]:
-    """Return the original program of a graph that all ``num_ranks`` ranks run; without one, return None and
-    the reason.
+    """Return the program that a graph was read from, if all ``num_ranks`` ranks run it. Otherwise return None
+    and the reason, which is empty if the graph was not read from a program.
 
-    The reason is empty if the graph was not read from a program. The program is read again and compared with
-    the graph, so that a changed graph is always detected. Values that a program does not state may differ:
-    times, streams, names, costs. If a pass has changed the structure, the graph is another program. An
-    unreadable attachment is ignored.
+    The program is read again and compared with the graph, so that a changed graph is always detected. Values
+    that a program does not state may differ: times, streams, names, costs. If a pass has changed the
+    structure, the graph is another program. An unreadable attachment is ignored.
     """
     data = graph.attachments.get(ATTACHMENT)
     if data is None:
@@ -293,7 +293,7 @@ def _module_text(
     """Return the replay of rank class ``index`` as text.
 
     The attribute ``hespas.replay`` holds the source format, the number of operations of the graph and the
-    ranks of the class. ``not_kept`` are lines about losses, such as ``durations: 12``.
+    ranks of the class. ``not_kept`` are lines about lost values, such as ``durations: 12``.
     """
     emitter = replayed.emitter
     aliases = [f"{alias} = {attribute}" for attribute, alias in emitter.aliases.items()]

@@ -73,10 +73,11 @@ def tracks_of_measurement(
 def joined_tracks(
     values: Sequence[tuple[str, Displayed]], diagnostics: Diagnostics, *, arrows: bool = True
 ) -> TrackSet:
-    """Return the tracks of several values, each with its label.
+    """Return the tracks of several values (profiles, timelines) in one set. The label of each value is a
+    prefix of its process names.
 
-    Arrows between profiles go along the members of each collective, and from sender to receiver; see
-    :mod:`hespas.converters.comm_matching`. Raises as :func:`tracks_of` does.
+    Arrows between profiles connect the members of each collective, and sender and receiver of each message;
+    see :mod:`hespas.converters.comm_matching`. Raises the errors of :func:`tracks_of`.
     """
     track_sets = [(label, tracks_of(value, diagnostics, arrows=arrows)) for label, value in values]
     if not arrows:

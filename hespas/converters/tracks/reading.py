@@ -52,10 +52,10 @@ def stream_in_name(track: str) -> int | None:
 def ops_and_kernels(
     name: SmallIntArray | IntArray, op: SmallIntArray, kernel: SmallIntArray, *, ours: bool
 ) -> tuple[NDArray[np.integer], NDArray[np.integer]]:
-    """Return operations and kernels of slices.
+    """Return the operation and the kernel of each slice.
 
-    A slice that Hespas wrote is named after its kernel, else its operation. The name of another tool's slice
-    may be either, so it is used as both.
+    A slice that Hespas wrote (``ours``) is named after its kernel, or after its operation if it has no
+    kernel. The name of another tool's slice may be either, so it is used as both.
     """
     if not ours:
         return np.where(op > 0, op, name), np.where(kernel > 0, kernel, name)
@@ -63,8 +63,8 @@ def ops_and_kernels(
 
 
 def agreeing(stated_ns: FloatArray, shown_ns: FloatArray | IntArray) -> BoolArray:
-    """Return a mask of the exact times (slice arguments) that agree with the shown times of the slices to the
-    ns. They disagree if the trace was edited.
+    """Return a mask of the exact times (in the arguments of slices) that equal the shown times of the slices
+    to the ns. They differ if the trace was edited.
     """
     agrees: BoolArray = np.abs(stated_ns - shown_ns) < _LEAST_SHOWN_NS
     return agrees

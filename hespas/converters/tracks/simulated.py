@@ -36,7 +36,7 @@ _CRITICAL_TEXTS = ("", "yes")
 def tracks_of_timeline(
     timeline: Timeline, workload: Workload, diagnostics: Diagnostics, *, arrows: bool
 ) -> TrackSet:
-    """Return one part per rank class that has spans.
+    """Return the tracks of a timeline, with one part per rank class that has spans.
 
     Arrows are dependencies inside each rank, then messages and collectives between ranks. Raises
     ``UsageError`` if the timeline has ranks or nodes that the workload does not have.
@@ -142,8 +142,8 @@ def _dependency_arrows(
     """Return the dependencies between the nodes of each rank as arrows between their spans.
 
     The results are the source and the target of each arrow, as indices of ``spans``, and the number of
-    dependencies on nodes without a span. If nodes ran several times, the last runs of both are joined, then
-    the runs before them, and so on. O(spans log spans + edges).
+    dependencies on nodes without a span. If nodes ran several times, an arrow connects the last runs of both
+    nodes, another one the runs before these, and so on. O(spans log spans + edges).
     """
     if not len(spans) or not len(deps.values):
         return np.empty(0, np.int64), np.empty(0, np.int64), 0
@@ -165,11 +165,11 @@ def _dependency_arrows(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _NodeRuns:
-    """Spans sorted by rank, node and start.
+    """Spans of a timeline sorted by rank, node and start.
 
     ``place`` is the original index of each span. ``from_last`` is the number of later runs of the same node
-    on the same rank. ``keys`` are the distinct pairs of rank and node; their spans are the ``counts`` ones
-    before ``ends``.
+    on the same rank. ``keys`` are the distinct pairs of rank and node. The spans of pair ``i`` are the
+    ``counts[i]`` spans before index ``ends[i]``.
     """
 
     nodes: int
@@ -202,10 +202,12 @@ class _NodeRuns:
 def _communication_arrows(
     timeline: Timeline, num_ranks: int, spans: list[tuple[OpGraph, IntArray]]
 ) -> list[_Arrows]:
-    """Return arrows along the members of each collective in order of rank, and from sender to receiver.
+    """Return arrows that connect the members of each collective in order of rank, and sender and receiver of
+    each message.
 
-    Spans of different ranks are the same operation if they have the same group (or the same two ends), and
-    the same number of such operations ran before on their rank. O(communications), one step each.
+    Spans of different ranks belong to the same communication if they have the same group (or sender and
+    receiver), and the same number of such communications ran before on their rank. O(communications), one
+    step each.
     """
     rendezvous: dict[tuple[object, ...], dict[int, int]] = {}
     messages: dict[tuple[int, int, int, int], list[int]] = {}
@@ -245,9 +247,9 @@ def _communication_arrows(
 class _GraphCommunication:
     """Communication of one graph, with the ranks that take part in it.
 
-    ``collective`` and ``message`` are table rows by node. ``numbers`` identifies a group in all graphs by its
-    members. ``group_of`` caches that number by group set and rank, because a lookup may take as long as the
-    group set.
+    ``collective`` and ``message`` map a node to its row in the table. ``numbers`` maps the members of a group
+    to a number that is the same in all graphs. ``group_of`` caches that number by group set and rank, because
+    a lookup may take as long as the group set has groups.
     """
 
     graph: OpGraph

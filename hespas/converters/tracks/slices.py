@@ -58,8 +58,8 @@ Argument = TextColumn | FloatArray
 class Tracks:
     """Slices as columns of shape ``(slices,)``, sorted by track, then by start, longest first.
 
-    ``processes`` are names; ``track_process`` and ``track_name`` describe the tracks, ``track`` is the track
-    of each slice. Times are ns; they may have fractions and may be negative.
+    ``processes`` are process names. ``track_process`` and ``track_name`` are the process and the name of each
+    track. ``track`` is the track of each slice. Times are ns; they may have fractions and may be negative.
     """
 
     processes: tuple[str, ...]
@@ -131,10 +131,11 @@ class SliceLabel(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SliceChunk:
-    """Consecutive slices of one part, with labels that are built once per distinct combination.
+    """Consecutive slices of one part of a track set. Labels are built once per distinct combination.
 
     ``first`` is the number of the first slice in the track set. ``index`` is the number of the part, and
-    ``part`` selects the chunk in its columns. ``label`` is the index of each slice's label in ``labels``.
+    ``part`` selects the chunk in the columns of the part. ``label`` is the index of each slice's label in
+    ``labels``.
     """
 
     first: int
@@ -301,7 +302,7 @@ def is_whole(start_ns: FloatArray, duration_ns: FloatArray) -> BoolArray:
 
 
 def shown_ns(start_ns: FloatArray, duration_ns: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Return start and length in whole ns, without changing order or nesting of slices.
+    """Return start and length of slices in whole ns, without changing order or nesting of slices.
 
     Whole times stay exact at any size. An unknown duration is 0. If all starts are so large that they are
     whole, lengths are rounded on their own, because sums with starts would lose their fractions.
@@ -421,10 +422,10 @@ def tracks_of_profile(profile: Profile, diagnostics: Diagnostics, *, arrows: boo
 
 
 def _device_tracks(profile: Profile) -> tuple[Tracks, _SortedSlices]:
-    """Return one track per stream of a device, and the order of its slices.
+    """Return one track per stream of a device, and the order of the slices.
 
-    A slice is named after its kernel, else its operation, else its category. It has an argument ``kernel``
-    only if the operation has the same name as the kernel.
+    A slice is named after its kernel, or else its operation, or else its category. It has an argument
+    ``kernel`` only if the operation has the same name as the kernel.
     """
     processes, process = _processes(profile)
     tracks, track = distinct_rows(process, profile.stream)

@@ -75,8 +75,8 @@ def _newest(folder: Path, diagnostics: Diagnostics) -> Path:
 
 
 def _sniff_json(head: Head) -> int:
-    """Score JSON as a trace of JAX's profiler, by the names of its processes or the writer's metadata. Events
-    of JAX have no category.
+    """Return the confidence, from 0 to 100, that JSON is a trace of JAX's profiler. It depends on the names
+    of processes or the metadata of the writer. Events of JAX have no category.
     """
     if head.is_directory or head.data.removeprefix(b"\xef\xbb\xbf").lstrip()[:1] != b"{":
         return 0

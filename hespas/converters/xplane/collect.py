@@ -40,7 +40,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class DeviceTable:
-    """Device events. ``line`` is the line of each event.
+    """Device events as columns. ``line`` is the line (stream or thread) of each event.
 
     ``duration_ps`` is the time from start to end, ``exclusive_ps`` the time without the events inside.
     ``is_wrapper`` is True for events with others inside. ``host`` is a row of the host table (-1: none).
@@ -223,8 +223,8 @@ def _module_runs(parts: list[LineEvents]) -> ModuleRuns:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Nesting:
-    """Events around each event of a line: the innermost host operation and the innermost device event (-1:
-    none).
+    """Nesting of the events of a line. ``host`` is the innermost host operation around each event, and
+    ``device`` the innermost device event around it (-1: none).
 
     ``exclusive_ps`` is the duration without the device events inside; for host operations it is the whole
     duration. ``overlapping`` counts device events that end after the event in which they start.
@@ -260,10 +260,10 @@ _ADDED = ("bytes_accessed", "bytes_transferred", "model_flops", "flops")
 class Ranked:
     """Device events with the rank of each.
 
-    In a megacore, ``merged`` events of second cores, with a total time of ``merged_ps``, were merged into
-    events of first cores. ``alone`` operations of second cores have no counterpart and remain; transfers are
-    often recorded by one core only. ``undecided`` is the number of pairs of cores that ran the same programs
-    and may or may not be one device.
+    In a megacore, two cores are one device. ``merged`` events of second cores, with a total time of
+    ``merged_ps``, were merged into events of first cores. ``alone`` counts operations of second cores that
+    have no counterpart and remain; transfers are often recorded by one core only. ``undecided`` is the number
+    of pairs of cores that ran the same programs and may or may not be one device.
     """
 
     device: DeviceTable
@@ -413,11 +413,12 @@ class EventLabels:
 
 
 def labels_of(device: DeviceTable, lines: tuple[TraceLine, ...], strings: StringTableBuilder) -> EventLabels:
-    """Name every device event.
+    """Return the operation and the category of every device event.
 
-    The operation is ``hlo_op``, else, on a line of operations or transfers, the name of the event or of the
-    instruction whose text is the name. The category is the name of such a line, ``kernel``, ``memcpy`` or
-    ``memset`` on streams, ``thunk`` on a host thread, and ``wrapper`` for events that enclose others.
+    The operation is the stat ``hlo_op``. Without it, on a line of operations or transfers, it is the name of
+    the event or of the instruction whose text is the name. The category is the name of such a line,
+    ``kernel``, ``memcpy`` or ``memset`` on streams, ``thunk`` on a host thread, and ``wrapper`` for events
+    that enclose others.
     """
     stats = device.stats
     of_op_line = np.array([line.kind is LineKind.OPS for line in lines], np.bool_)[device.line]

@@ -133,11 +133,11 @@ class TraceLine:
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class LineEvents:
-    """Events of one line in the order of the file; times in ps since a common origin.
+    """Events of one line (stream or thread) in the order of the file; times in ps since a common origin.
 
-    ``device`` lists the rows that are device work; ``stats`` has a column for each fact about them
-    (:data:`ABSENT` or string row 0 where an event lacks the fact). ``launch`` is the correlation id of host
-    events that start device work. For a line of program runs ``device`` lists all rows.
+    ``device`` has the rows that are device work. ``stats`` has columns with one entry per device event;
+    :data:`ABSENT`, or row 0 of the string table, if an event lacks the stat. ``launch`` is the correlation id
+    of host events that start device work. For a line of program runs ``device`` has all rows.
     """
 
     line: TraceLine
@@ -191,8 +191,8 @@ def line_kind(plane: str, line: str, truth: Truth) -> LineKind:
 
 
 def has_devices(planes: Iterable[str]) -> bool:
-    """Return True if the file has device planes. If it has, events on host threads that name a device
-    operation are launches; otherwise they are the work itself.
+    """Return True if the file has device planes. Events on host threads that name a device operation are then
+    launches; otherwise they are the work itself.
     """
     return any(plane.startswith(DEVICE_PREFIX) for plane in planes)
 
@@ -213,10 +213,10 @@ def device_clock(
     shifts_ps: dict[str, int],
     plane: str,
 ) -> tuple[IntArray, IntArray]:
-    """Return start and duration by the clock of the device, if every event of the line has them.
+    """Return start and duration by the clock of the device, if every event of the line has these stats.
 
-    Otherwise return the given times. ``shifts_ps`` has, by plane, the offset from the device clock to the
-    clock of the trace. The first line of a plane sets it.
+    Otherwise return ``start_ps`` and ``duration_ps``. ``shifts_ps`` has, by plane, the offset from the device
+    clock to the clock of the trace. The first line of a plane sets it.
     """
     offset, length = (columns.get(name) for name in CLOCK)
     if offset is None or length is None or not len(offset):
@@ -227,7 +227,7 @@ def device_clock(
 
 
 def split_module_name(text: str) -> tuple[str, int]:
-    """Split ``jit_step(42)`` into name and id; the id is -1 if the text has none.
+    """Split a module name such as ``jit_step(42)`` into name and id. The id is -1 if the text has none.
 
     Ids are 64-bit numbers, written with or without sign.
     """

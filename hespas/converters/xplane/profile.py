@@ -392,7 +392,7 @@ def _built(name: str, recorded: RecordedTrace, trace: _ReportInputs, member: _Pr
 def _streams(lines: tuple[TraceLine, ...]) -> IntArray:
     """Return the stream number of each line.
 
-    It is the profiler's number if that is below 2**31, else the index of the line on its plane.
+    It is the number that the profiler states if that is below 2**31, else the index of the line on its plane.
     """
     seen: dict[str, int] = {}
     numbers: list[int] = []

@@ -76,7 +76,7 @@ class _IdMap:
 def _map_entries(data: Bytes, entries: ProtoFields) -> tuple[_IdMap, ProtoFields, int]:
     """Decode the entries of a protobuf map from ids to messages.
 
-    Return the map from ids to entries, the fields of the messages, and the number of entries.
+    Return the index of the entry of each id, the fields of the messages, and the number of entries.
     """
     count = len(entries.start)
     inner = split(data, entries.start, entries.value)
@@ -233,8 +233,8 @@ _ASSIGNS = " = "
 
 @dataclass(slots=True)
 class SpaceFacts:
-    """Facts of an XLA profile other than its events, filled in while lines are read. ``planes`` has the stats
-    of each plane by its name. ``base_ns`` is the time origin of the events.
+    """Facts of an XLA profile other than its events, filled in while lines are read. ``planes`` maps the name
+    of each plane to its stats. ``base_ns`` is the time origin of the events.
     """
 
     planes: dict[str, dict[str, str]] = field(default_factory=dict[str, dict[str, str]])
