@@ -223,8 +223,7 @@ def accuracy(
     fractions: see ``exceeded`` of the report. Raises ``UsageError`` for contradicting arguments and if
     nothing can be compared, and what ``read`` raises.
     """
-    from hespas.validators.accuracy import Thresholds, accuracy_of_tables
-    from hespas.validators.accuracy import accuracy as accuracy_of_profiles
+    from hespas.validators.accuracy import Thresholds
 
     limits = Thresholds(
         max_mape=limit_of("max_mape", max_mape),
@@ -240,6 +239,8 @@ def accuracy(
     program = read_program(workload, sink, options)
     names = _input_names(workload, [*sources, *captures, *tables])
     if tables:
+        from hespas.validators.accuracy import accuracy_of_tables
+
         details = accuracy_of_tables(
             _read_tables(tables, progress), devices, models, split=split, inputs=names, diagnostics=sink
         )
@@ -247,6 +248,8 @@ def accuracy(
         return AccuracyReport(
             details=details, limits=limits, hardware=tuple(devices), estimators=tuple(models)
         )
+    from hespas.validators.accuracy import accuracy as accuracy_of_profiles
+
     values = _read_values(sources, sink, options, progress, captures)
     details = accuracy_of_profiles(values, devices, models, workload=program, inputs=names, diagnostics=sink)
     return AccuracyReport(

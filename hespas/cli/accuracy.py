@@ -54,10 +54,12 @@ def accuracy(call: Call, *, report: _Report = None) -> None:
     hespas-validate accuracy --measured trace.json.gz --hardware H100-SXM --report out
     """
     from hespas import api
-    from hespas.validators.accuracy.report.folder import REPORT_FILES, check_folder
 
     check_once([path for name in ("profiles", "table", "capture") for path in call.several(name)])
-    call.check_report(REPORT_FILES, check_folder)
+    if report:
+        from hespas.validators.accuracy.report.folder import REPORT_FILES, check_folder
+
+        call.check_report(REPORT_FILES, check_folder)
     done = call.run(api.accuracy)
     call.write_json(done.to_json())
     if report:

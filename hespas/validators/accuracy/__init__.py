@@ -5,8 +5,9 @@ Names are imported on first use: a comparison of reports needs no estimators, an
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from hespas.graph.plugins import lazy_names
 
 __all__ = [
     "Accuracy",
@@ -29,18 +30,12 @@ if TYPE_CHECKING:
     from hespas.validators.accuracy.run import accuracy
     from hespas.validators.accuracy.tables import accuracy_of_tables
 
-_MODULES = {
-    "compare": ("Comparison", "compare_reports", "comparison_json"),
-    "document": ("accuracy_json",),
-    "programs": ("Joined", "join_program"),
-    "result": ("Accuracy", "Thresholds"),
-    "run": ("accuracy",),
-    "tables": ("accuracy_of_tables",),
-}
-
-
-def __getattr__(name: str) -> object:
-    module = next((module for module, names in _MODULES.items() if name in names), None)
-    if module is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{module}"), name)
+__getattr__ = lazy_names(
+    __name__,
+    compare=("Comparison", "compare_reports", "comparison_json"),
+    document=("accuracy_json",),
+    programs=("Joined", "join_program"),
+    result=("Accuracy", "Thresholds"),
+    run=("accuracy",),
+    tables=("accuracy_of_tables",),
+)
