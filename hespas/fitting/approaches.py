@@ -179,7 +179,7 @@ class CalibrationRun:
     progress: Progress | None = None
 
     def remembered(self, key: str, name: str, fit: Callable[[], Sequence[Fit]]) -> FitResult:
-        """Return the saved fits of an interrupted run for the device ``name``; if there are none, call
+        """Return the fits that an interrupted run saved for the device ``name``. If there are none, call
         ``fit`` and save its result.
         """
         fits = self.memory.recall(key, self.date) if self.memory else None
@@ -241,8 +241,8 @@ class Approach(Protocol):
     def carried(
         self, tables: Sequence[Measurements], others: OtherDevices, device: Device
     ) -> list[CasePrediction]:
-        """Predict the rows of each table from fits of other devices and the data sheet of this device, as for
-        a device without measurements.
+        """Predict the rows of each table as if ``device`` had no measurements: from fits of other devices and
+        the data sheet of this device.
         """
         ...
 
@@ -309,7 +309,7 @@ class CalibratedFits:
     def carried(
         self, tables: Sequence[Measurements], others: OtherDevices, device: Device
     ) -> list[CasePrediction]:
-        """Predict the rows by the fits of each other device, and return the median of these predictions with
+        """Predict the rows with the fits of each other device. Return the median of these predictions, with
         the widest of their intervals.
         """
         results = [self.fit(rows, others.devices[name], f"on {name}") for name, rows in others.rows.items()]
@@ -447,8 +447,8 @@ class LearnedTrees:
         diagnostics.warning("calibrate.not-learned", device.name, text, count=others)
 
     def fault(self, test: str, tables: Sequence[Measurements], others: OtherDevices) -> str:
-        """Return the reason against a test: by operation if no kind has several operations, by device if
-        there are fewer than two other families of devices. Else empty.
+        """Return the reason why a test cannot be made, or an empty text. The test by operation needs a kind
+        with several operations. The test by device needs other devices of at least two families.
         """
         if test == "op" and not any(has_several(table, tuple(FAMILIES)) for table in tables):
             return "`estimator=learned`: its kinds have one operation each"
@@ -516,10 +516,9 @@ def has_adaptable(tables: Sequence[Measurements], device: Device, seed: int) -> 
 
 
 def _adaptable_rows(own: OwnPart, device: Device, seed: int) -> Adaptable | None:
-    """Return the rows of a part to which a model of reference devices can be adapted; None without such a
-    model.
+    """Return the rows to which a model of reference devices can be adapted; None without such a model.
 
-    The model must cover all rows of the part, unless the part cannot be fitted otherwise.
+    The model must cover all rows, unless no other model can be fitted to them.
     """
     if len(own.rows.measured) > MOST_ROWS:
         return None

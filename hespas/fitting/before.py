@@ -41,12 +41,12 @@ def with_before(
     seed: int,
     diagnostics: Diagnostics,
 ) -> dict[str, FitResult]:
-    """Return fits and models with the mean error (MAPE) of the package's own models on the rows of the fit,
-    or on a sample of them.
+    """Add to each fit and model the mean error (MAPE) of the models that ship with the package, on the rows
+    of the fit or on a sample of them.
 
-    If the package's models were fitted to this device, their error on held-out rows is used. A fit that would
-    be the first choice of the composite estimator is removed and reported if it is not better than the
-    prediction without it.
+    If the package's models were fitted to this device, their error on held-out rows is used. A fit that the
+    composite estimator would use first is removed and reported if it is not better than the prediction
+    without it.
     """
     sweeps = [rows_to_fit(table, device) for table in tables if not table.recorded]
     before = _PackageErrors.of(sweeps, device, seed)

@@ -160,8 +160,8 @@ def _layouts(rows: Measurements) -> Iterable[tuple[RankLayout, _SizeTimes]]:
 
 
 def _fitted_line(points: _SizeTimes) -> CollectiveLine:
-    """Return the line (piecewise linear time) of a layout with the best rates, and with those knees that
-    improve the information criterion.
+    """Return the piecewise linear time of collectives on one layout of ranks, with the best rates. Its knees
+    are the message sizes at which a change of the rate improves the information criterion.
     """
     most = min(_MOST_KNEES, max(len(points.size) // _ROWS_PER_SEGMENT - 1, 0))
     low, high = np.log2(max(float(points.size[0]), 1.0)), np.log2(max(float(points.size[-1]), 1.0))
@@ -193,8 +193,8 @@ def _cost(points: _SizeTimes, knees: tuple[float, ...]) -> float:
 
 
 def _solved(points: _SizeTimes, knees: tuple[float, ...]) -> tuple[FloatArray, FloatArray]:
-    """Return the non-negative start and rates of a line with the given knees that minimise the relative
-    squared errors, and these errors.
+    """Return the non-negative start and rates of a line with the given knees that minimise the squared
+    relative errors. Also return these errors.
     """
     values, error, _ = nonnegative_least_squares(basis(points.size, knees), points.time_ns)
     return values, error
@@ -213,11 +213,11 @@ def _std_errors(points: _SizeTimes, line: CollectiveLine) -> list[float]:
 
 
 def _priority(fit: Fit) -> Priority | None:
-    """Return the priority with which a fit becomes the default of its operation and number format; None for
-    never.
+    """Return the priority of a fit for becoming the default of its operation and number format; None if it
+    must not.
 
-    The newest release of a vendor's library comes first, then the library with the most samples; a serving
-    framework's own kernels are never the default.
+    The newest release of a vendor's library comes first, then the library with the most samples. Kernels of a
+    serving framework are never the default.
     """
     if fit.form == TUNED or fit.variant.startswith(_OWN):
         return None

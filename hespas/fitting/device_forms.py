@@ -85,11 +85,11 @@ Progress = Callable[[int, int, str], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClassRows:
-    """Measured rows of one class of operations, and the ``key`` of its fit. The operation ``*`` means all
-    operations of a kind.
+    """Measured rows of one class of operations, and the ``key`` of its fit. The operation ``*`` in the key
+    means all operations of a kind.
 
-    ``group`` numbers the rows that are held out together to test a fit: rows of equal shapes, or of equal
-    layers with any number of tokens.
+    ``group`` has one number per row. Rows with equal numbers are held out together to test a fit: rows of
+    equal shapes, or of equal layers with any number of tokens.
     """
 
     key: Key
@@ -155,11 +155,11 @@ def solve(
     most_calls: int,
     firm_rows: float = _FIRM_ROWS,
 ) -> FormSolution:
-    """Fit the parameters of a form from one starting point, to the ``columns`` of operations and their times
-    [ns].
+    """Fit the parameters of a form from one starting point. ``columns`` are the inputs of the form for each
+    operation, ``duration_ns`` the measured times.
 
-    ``fixed`` overrides parameters that do not vary. ``prior`` holds the expected values of the others and
-    counts once for every ``firm_rows`` rows.
+    ``fixed`` overrides parameters that do not vary. ``prior`` has the expected values of the other parameters
+    and counts once for every ``firm_rows`` rows.
     """
     varying = [parameter for parameter in form.parameters if parameter.varies]
     names = [parameter.name for parameter in varying]
@@ -234,7 +234,8 @@ def fit_class(rows: ClassRows, machine: MachineRates, prior: Prior, seed: int) -
 def _fit_form(
     rows: ClassRows, form: Form, machine: MachineRates, prior: Prior, seed: int
 ) -> FittedClass | None:
-    """Fit one form from two starting points, and predict held-out groups of rows by fits to the others.
+    """Fit one form from two starting points, and predict each held-out group of rows by a fit to the other
+    groups.
 
     Returns None if the device has no rate for the form.
     """
@@ -358,8 +359,8 @@ def _fit_chip(run: _DeviceFitRun, classes: Sequence[ClassRows]) -> Fit | None:
     """Return a fit of the whole chip: launch time, compute and memory efficiency. None without suitable
     classes.
 
-    These are weighted medians of the fits of classes, so that a fit never mixes two libraries or formats. The
-    classes are single kernels of one operation without quantization.
+    Each is the weighted median over fits of single classes, so that no fit mixes several libraries or
+    formats. Only classes of single kernels of one operation without quantization are used.
     """
     form = FORMS["roofline"]
     names = [parameter.name for parameter in form.parameters]

@@ -45,10 +45,11 @@ TextColumn = np.ndarray[tuple[int], np.dtype[np.str_]]
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """Cause of errors (random effect) that is common to all rows with equal values in ``columns``.
+    """Random effect: a cause of errors that is common to all rows with equal values in ``columns``.
 
-    ``spread`` is the standard deviation of the logarithm of a component's factor, relative to the component's
-    own in :data:`_SPREAD`. ``whole`` is the standard deviation of one factor for all components.
+    ``spread`` scales the effect on single components: the standard deviation of the logarithm of a
+    component's factor, relative to the value of that component in :data:`_SPREAD`. ``whole`` is the standard
+    deviation of one factor for all components together.
     """
 
     name: str
@@ -165,8 +166,8 @@ class FitRows:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Posterior:
-    """Correction of each row that the fit of effects predicts: the logarithm of a factor, and its standard
-    deviation without unexplained noise.
+    """Corrections of rows, predicted by the fit of effects. ``mean`` is the logarithm of the factor on the
+    time, ``deviation`` its standard deviation without unexplained noise.
     """
 
     mean: FloatArray
@@ -175,10 +176,10 @@ class Posterior:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EffectFit:
-    """Fit of the effects on some ``rows`` of a table.
+    """Fit of the effects to some ``rows`` of a table.
 
-    ``inverse`` is the inverse of the rows' covariance, which includes the ``noise`` of each row. Outliers
-    have more noise.
+    ``covariance`` is over all rows of the table. ``inverse`` is the inverse of its block for the fitted rows,
+    to which the ``noise`` of each row is added. Outliers have more noise.
     """
 
     covariance: FloatArray
@@ -195,8 +196,8 @@ class EffectFit:
         return Posterior(gain @ self.target, np.sqrt(np.maximum(own - (gain * across).sum(axis=1), 0.0)))
 
     def held_out(self, groups: TextColumn) -> tuple[FloatArray, FloatArray]:
-        """Return the residual of each fitted row by a fit without the rows of its group, and its standard
-        deviation, shapes ``(rows of the fit,)``.
+        """Return for each fitted row the residual of a fit without the rows of its group, and the standard
+        deviation of this residual, each of shape ``(rows of the fit,)``.
 
         The computation uses blocks of the inverse (Rasmussen and Williams, Gaussian Processes for Machine
         Learning, 5.4.2), with the same noise.
@@ -234,10 +235,10 @@ def _inverse(matrix: FloatArray) -> FloatArray:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CellCorrection:
-    """Share of the correction that is applied to a cell, which is a software stack on an accelerator.
+    """Share of the correction that is applied to a cell (a software stack on an accelerator), 0 to 1.
 
-    The held-out residual of each fitted row, by a fit without its group, and its standard deviation have the
-    shapes ``(rows of the fit,)``.
+    ``residual`` is the residual of each fitted row in a fit without its group, and ``deviation`` its standard
+    deviation, each of shape ``(rows of the fit,)``.
     """
 
     share: float
@@ -257,12 +258,12 @@ def _mixed_deviation(deviation: FloatArray, prior: FloatArray, share: float) -> 
 
 
 def cell_correction(fit: EffectFit, table: FitRows, source: str, accelerator: str) -> CellCorrection:
-    """Return the share of a correction to apply in a cell (a software stack on an accelerator), decided on
-    held-out rows of the fit.
+    """Return the share of the correction to apply in a cell (a software stack on an accelerator): the share
+    with the lowest errors on held-out rows of the fit.
 
     Each row is corrected by a fit without its group. Groups of the cell have the most weight, then groups of
-    its stack. A cell without rows gets no correction: corrections from other accelerators do not reliably
-    lower the mean error of an accelerator without rows. A fit on one group cannot be tested and is applied.
+    its stack. A cell without rows gets no correction, because corrections from other accelerators do not
+    reliably lower its mean error. A fit to one group cannot be tested; its correction is applied.
     """
     keys = np.array(table.joined_keys(_GROUP))
     sources, accelerators = (np.array(table.keys[name])[fit.rows] for name in ("source", "accelerator"))
@@ -284,11 +285,12 @@ def cell_correction(fit: EffectFit, table: FitRows, source: str, accelerator: st
 def share_from_other_cells(
     table: FitRows, mean: FloatArray, tested: BoolArray, source: str, accelerator: str
 ) -> float:
-    """Return the share of a correction to apply in a cell (a software stack on an accelerator) that is
+    """Return the share of the correction to apply in a cell (a software stack on an accelerator) that is
     corrected by one row.
 
-    The ``tested`` rows of other cells, which are corrected by ``mean`` in the same way, decide. Cells of the
-    same stack have the most weight. Without other cells nothing can be tested, and the correction is applied.
+    It is the share with the lowest errors on the ``tested`` rows of other cells, which ``mean`` corrects in
+    the same way. Cells of the same stack have the most weight. Without other cells nothing can be tested, and
+    the correction is applied.
     """
     sources, accelerators = (np.array(table.keys[name]) for name in ("source", "accelerator"))
     in_source = sources == source
@@ -301,8 +303,9 @@ def share_from_other_cells(
 
 
 def _evidence(groups: TextColumn, in_cell: BoolArray, in_source: BoolArray) -> FloatArray:
-    """Return the weight of each row as evidence for a cell; the weights sum to 1. Rows of the cell count
-    most, then rows of its stack. Groups of a level have equal weights, and rows of a group too.
+    """Return the weight of each row in the decision about a cell; the weights sum to 1. Rows of the cell have
+    most weight, then rows of its software stack, then all others. Within each of these three levels, all
+    groups have equal weights, and so have all rows of a group.
     """
     _, number, size = np.unique(groups, return_inverse=True, return_counts=True)
     row_share = 1.0 / size[number.reshape(-1)]
@@ -319,10 +322,12 @@ def _evidence(groups: TextColumn, in_cell: BoolArray, in_source: BoolArray) -> F
 
 
 def attribute_errors(table: FitRows, residual: FloatArray) -> FloatArray:
-    """Attribute residuals ln(measured / predicted) of rows to components: shape ``(rows, components + 1)``.
+    """Divide the residual ln(measured / predicted) of each row among components. Shape ``(rows, components +
+    1)``.
 
-    The last column is the part that all components share. Rows without a measurement are NaN. The result is
-    the posterior mean of the effects, so rows with similar errors decide. O(rows^2 effects components).
+    The last column is the error that all components share. Rows without a measurement are NaN. The result is
+    the posterior mean of the effects, so it is determined by rows with similar errors. O(rows^2 effects
+    components).
     """
     rows = np.flatnonzero(~np.isnan(residual))
     measured = table.select(rows)
@@ -341,11 +346,11 @@ def attribute_errors(table: FitRows, residual: FloatArray) -> FloatArray:
 
 
 def central_rows(covariance: FloatArray, table: FitRows, preferred: Sequence[BoolArray]) -> list[int]:
-    """Return for each accelerator and software stack the row whose error predicts the errors of its other
-    rows best.
+    """Return one row for each accelerator and software stack: the row whose error predicts the errors of the
+    other rows there best.
 
-    The settings of the rows decide, not their errors. The row is chosen from the first set in ``preferred``
-    that has rows of that accelerator and stack.
+    It is chosen from the covariance of the rows' settings, not from their errors. The row is chosen from the
+    first mask in ``preferred`` that has rows of that accelerator and stack.
     """
     texts = table.joined_keys(("source", "accelerator"))
     chosen: list[int] = []

@@ -50,9 +50,9 @@ def fit_of(
 ) -> Fit:
     """Return the entry of a device file for a form with its ``parameters`` (name, value, standard error).
 
-    The form is fitted to all of ``measured`` (None: to recordings that are not in one table); the sizes in
-    ``dims`` are the range of the fit. ``held_out`` are predictions of held-out rows and their times [ns].
-    ``fitted`` is the date of the fit (ISO; empty: today).
+    The form was fitted to all rows of ``measured`` (None: to recordings in several tables). ``dims`` are the
+    sizes whose range in these rows limits the validity of the fit. ``held_out`` are predictions of held-out
+    rows and their times [ns]. ``fitted`` is the date of the fit (ISO; empty: today).
     """
     kind, op, scheme, variant = key
     support: list[FitRange] = []
@@ -122,7 +122,7 @@ def bare(device: Device) -> Device:
 
 
 def merged(fits: Sequence[Fit], before: Sequence[Fit]) -> tuple[Fit, ...]:
-    """Return the new fits, followed by the earlier fits of classes that have no new one.
+    """Return the new fits, followed by the earlier fits of classes that have no new fit.
 
     New fits are the defaults for operations without a variant.
     """
@@ -148,11 +148,11 @@ def _by_samples(fit: Fit) -> Priority:
 def with_defaults(
     fits: Iterable[Fit], priority: Callable[[Fit], Priority | None] = _by_samples
 ) -> tuple[Fit, ...]:
-    """Return the fits sorted by key. The fit with the highest ``priority`` is marked as the default of its
-    operation and number format.
+    """Return the fits sorted by key. For each operation and number format, the fit with the highest
+    ``priority`` is marked as the default.
 
-    Fits of priority None are never a default. Without ``priority``, the fit with the most samples is the
-    default.
+    Fits whose priority is None are never a default. If ``priority`` is not given, the fit with the most
+    samples is the default.
     """
     ordered = sorted(fits, key=lambda fit: fit.key)
     ranked = [(rank, fit) for fit in ordered if (rank := priority(fit)) is not None]

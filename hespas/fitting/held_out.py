@@ -50,8 +50,8 @@ def parts_in_turn(fold: NDArray[np.integer]) -> Iterator[tuple[IntArray, IntArra
 
 
 def held_out_times(fold: IntArray, times_of: Callable[[IntArray, IntArray], FloatArray]) -> FloatArray:
-    """Return the time of each row, predicted by a fit without the row's fold, shape ``(rows,)``; NaN without
-    other folds.
+    """Return the predicted time of each row by cross-validation, shape ``(rows,)``: a row is predicted by a
+    fit to the other folds. NaN if there are no other folds. ``fold`` is the fold of each row.
 
     ``times_of`` fits the rows of its first argument and predicts the rows of its second.
     """
@@ -63,11 +63,11 @@ def held_out_times(fold: IntArray, times_of: Callable[[IntArray, IntArray], Floa
 
 
 def first_of_best(errors: Sequence[float], rows: float = inf) -> int:
-    """Return the index of the first option whose error is as small as the smallest, within the uncertainty of
-    ``rows`` rows.
+    """Return the index of the first option whose error does not differ from the smallest error by more than
+    the uncertainty of errors measured on ``rows`` rows.
 
-    Options are in the order of preference: the state before a fit, then the simplest fit. Unknown errors
-    (NaN) are worse than any other.
+    Options are in the order of preference: no fit first, then the simplest fit. Unknown errors (NaN) are
+    worse than any other.
     """
     known = np.nan_to_num(np.array(errors, np.float64), nan=inf)
     return int(np.flatnonzero(least_better(rows) * known <= known.min())[0])
@@ -76,12 +76,12 @@ def first_of_best(errors: Sequence[float], rows: float = inf) -> int:
 def best_share(
     error: FloatArray, correction: FloatArray, weight: FloatArray, units: NDArray[np.str_]
 ) -> float:
-    """Return the fraction of corrections to apply: the one with the greatest reliable gain on held-out rows,
-    or 0.
+    """Return the fraction of corrections to apply: the fraction with the greatest reliable gain on held-out
+    rows, or 0.
 
     ``error`` and ``correction`` are logarithms of factors of held-out rows, whose ``weight`` has the sum 1.
-    The reliable gain is the mean reduction of errors less :data:`_CONFIDENCE` standard errors of that mean
-    over ``units``, whose rows have similar errors.
+    Rows of one unit (equal text in ``units``) have similar errors. The reliable gain is the mean reduction of
+    errors, less :data:`_CONFIDENCE` standard errors of this mean over units.
     """
     errors = np.abs(np.expm1(np.multiply.outer(_SHARES, correction) - error))
     gain = errors[0] - errors
@@ -102,12 +102,12 @@ _SIDE = 0.95
 
 
 def next_value_bound(values: FloatArray, weight: FloatArray | None = None) -> float:
-    """Return a bound that a further value, of weight 1, does not exceed with a probability of 95 %.
+    """Return an upper bound of a further value, of weight 1, that holds with a probability of 95 %.
 
-    It is an order statistic (split conformal prediction: Papadopoulos et al. 2002; weights of dissimilar
-    samples: Tibshirani et al., "Conformal prediction under covariate shift", NeurIPS 2019), or the largest
-    value if the sample is too small for such a bound. Values of weight 0 do not count. Without ``weight``,
-    all weights are 1.
+    It is an order statistic of ``values`` (split conformal prediction: Papadopoulos et al. 2002; weights of
+    dissimilar samples: Tibshirani et al., "Conformal prediction under covariate shift", NeurIPS 2019). If the
+    sample is too small for such a bound, it is the largest value. Values of weight 0 do not count. Without
+    ``weight``, all weights are 1.
     """
     weight = np.ones(len(values)) if weight is None else weight
     values, weight = values[weight > 0], weight[weight > 0]
@@ -120,7 +120,7 @@ def next_value_bound(values: FloatArray, weight: FloatArray | None = None) -> fl
 def weighted_quantiles(values: FloatArray, weights: FloatArray) -> tuple[float, float]:
     """Return the two ends of an interval that holds 90 % of the values, whose ``weights`` have the sum 1.
 
-    They are quantiles. A value that is not in the sample is accounted for by half its weight at each end.
+    They are quantiles. Half the weight of one more, unseen value is added at each end.
     """
     order = np.argsort(values)
     place = np.cumsum(weights[order]) - weights[order] / 2

@@ -105,10 +105,10 @@ def moved_from_expected(
     """Fit the logarithms of some parameters and return their differences from the expected values, shape
     ``(parameters,)``.
 
-    ``log_ratio`` gives ln(predicted / measured) of each row for such differences; ``weight`` has shape
-    ``(rows,)``. Errors count by their square below a tenth and by their size above, relative to the
-    measurement if a prediction is too long. Differences count by their square in units of ``width``, so that
-    few rows cannot outweigh the expected values.
+    ``log_ratio`` returns ln(predicted / measured) of each row for given differences; ``weight`` has shape
+    ``(rows,)``. If a prediction is too long, its error is relative to the measurement. Errors below a tenth
+    count by their square, larger errors by their size. The square of each difference / ``width`` is added to
+    the sum, so that few rows cannot outweigh the expected values.
     """
 
     def errors(moves: FloatArray) -> FloatArray:
@@ -140,8 +140,8 @@ _Factors = Mapping[_GroupName, FloatArray]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _FactorLevel:
-    """Level at which factors are fitted, such as "one per kind": the group of each row, and the prior width
-    of each parameter's factor.
+    """Level of fitted factors, such as "one factor per kind". ``names`` is the group of each row; rows of one
+    group share a factor. ``width`` is the prior standard deviation of the factor of each parameter.
     """
 
     names: Sequence[_GroupName]
@@ -160,8 +160,8 @@ class _KernelSample:
 
     @classmethod
     def of(cls, tables: Sequence[tuple[Measurements, Device]]) -> _KernelSample:
-        """Return all rows of the tables, each with the rates of its device. Rows of an operation with many
-        shapes have less weight, so that it does not dominate the fit.
+        """Return all rows of the tables, each with the rates of its device. Rows have less weight if their
+        operation has many shapes, so that no operation dominates the fit.
         """
         parts: list[Mapping[str, FloatArray]] = []
         weights = [np.empty(0)]
@@ -196,11 +196,12 @@ def _columns(table: Measurements, device: Device) -> Mapping[str, FloatArray]:
 def _level_factors(
     sample: _KernelSample, levels: Sequence[_FactorLevel], start: FloatArray
 ) -> list[_Factors]:
-    """Fit the factors of every group on every level, and return them as one mapping (group to logarithms) per
-    level.
+    """Fit the factors of every group on every level. Return one mapping per level, from group to the
+    logarithms of its factors.
 
-    The parameters of rows begin at ``start`` of shape ``(rows, parameters)`` (logarithms). Each group in turn
-    is fitted while all other factors are held, for several rounds. O(rounds x levels x rows).
+    ``start`` are the initial parameters of each row, as logarithms, shape ``(rows, parameters)``. The groups
+    are fitted one after the other with all other factors fixed, for several rounds. O(rounds x levels x
+    rows).
     """
     rows_of = [_rows_by_name(level.names) for level in levels]
     all_factors = [{name: np.zeros(len(_NAMES)) for name in rows} for rows in rows_of]
@@ -253,12 +254,13 @@ def common_kernels(
     """Return the kernel classes that a vendor's devices have in common: one per kind and operation, and one
     per kind.
 
-    The factor of a device is the mean over the recorded devices. Devices that only have tables of single
-    operations, which are timed differently, only contribute to the factors of kinds and operations.
+    The factor of a device is the mean over the recorded devices. Tables of single operations are timed
+    differently than recordings. Devices that only have such tables contribute only to the factors of kinds
+    and operations.
 
-    Starts are proportional to the shortest kernel in a device's file. The classes are of a device with
+    Start times are proportional to the shortest kernel in a device's file. They are stored for a device with
     :data:`~hespas.hardware.kernel_shares.COMMON_FLOOR_NS`; :func:`~hespas.hardware.kernel_shares.scaled_fits`
-    converts them.
+    converts them to a device.
     """
     used = [(table.take(rows), device) for table, device in tables if len(rows := is_kernel(table))]
     if not used:
@@ -298,8 +300,8 @@ def common_kernels(
 
 
 def _device_name(table: Measurements, device: Device) -> str:
-    """Return the name under which a device is fitted. It includes the table's name for tables of single
-    operations, which are timed differently than recordings.
+    """Return the name of a device in the fit. Tables of single operations, which are timed differently than
+    recordings, count as another device: the table's name is added.
     """
     return device.name if table.recorded else f"{device.name} {table.name}"
 
@@ -387,12 +389,13 @@ def time_of_kernels(
 
 
 def common_products(tables: Sequence[tuple[Measurements, Device]], vendor: str) -> Mapping[str, float]:
-    """Return the parameters of products for a vendor's devices that have no recordings.
+    """Return the parameters that convert benchmark times of matmuls to programs, for a vendor's devices that
+    have no recordings.
 
-    They are the mean (of logarithms) over the vendor's recorded devices; without any, over all recorded
-    devices. Starts are of a device whose shortest kernel takes
-    :data:`~hespas.hardware.kernel_shares.COMMON_FLOOR_NS`. Products that are estimated by another number
-    format do not count, because their errors are partly errors of that format.
+    They are the geometric mean over the vendor's recorded devices; if it has none, over all recorded devices.
+    Start times are for a device whose shortest kernel takes
+    :data:`~hespas.hardware.kernel_shares.COMMON_FLOOR_NS`. Matmuls that are estimated by another number
+    format are left out, because their errors are partly errors of that format.
     """
     by_vendor: dict[str, list[Mapping[str, float]]] = {}
     for name in dict.fromkeys(device.name for _, device in tables):
@@ -412,8 +415,8 @@ def common_products(tables: Sequence[tuple[Measurements, Device]], vendor: str) 
 
 
 def products_fit(values: Mapping[str, float], *, fitted: str = "") -> Fit:
-    """Return the parameters of products as an entry of a device file, without errors. The interval of the
-    benchmark is scaled by this fit.
+    """Return the parameters of the conversion of matmul times (:func:`common_products`) as an entry of a
+    device file, without errors. The interval of the benchmark is scaled by this fit.
     """
     key = (PRODUCT_KIND, ANY, ANY, "")
     return replace(fit_of(key, PRODUCTS, _parameters(values), None, fitted=fitted), default=True)
@@ -430,11 +433,11 @@ def benchmark_ns(table: Measurements, device: Device) -> FloatArray:
 def fit_products(
     table: Measurements, device: Device, before_ns: FloatArray, expected: Mapping[str, float]
 ) -> Mapping[str, float]:
-    """Fit the parameters of products to products that were recorded on ``device``, with the prior
-    ``expected``.
+    """Fit the conversion of benchmark times to programs to the matmuls that were recorded on ``device``.
+    ``expected`` is the prior of its parameters.
 
-    ``before_ns`` are the times of :func:`benchmark_ns`. Rows of other kinds and rows without such a time do
-    not count.
+    ``before_ns`` are the benchmark times of :func:`benchmark_ns`. Rows of other kinds and rows without such a
+    time are ignored.
     """
     rows = table.ops.kind.where(PRODUCT_KIND)
     rows = rows[np.isfinite(before_ns[rows])]

@@ -86,8 +86,8 @@ _QUANTILE_FORM = BoostingForm(trees=60, leaves=12, learning_rate=0.1, least_rows
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _ChosenForm:
-    """Result of choosing hyperparameters: the chosen ones, the errors of all candidates, and the residuals of
-    the chosen one on held-out rows (NaN: other rows).
+    """Result of choosing hyperparameters. ``form`` are the chosen ones, ``candidates`` all tested ones with
+    their errors. ``residual`` are the errors of the chosen ones on held-out rows (NaN: row not held out).
     """
 
     form: BoostingForm
@@ -96,8 +96,8 @@ class _ChosenForm:
 
 
 def fit_learned(part: LearnedPart, table: Measurements, *, seed: int = 0) -> LearnedModel:
-    """Fit the model of one part (some kinds and number formats) to the ``calib`` rows of its table, without
-    errors on ``devval``.
+    """Fit the model of one part (some kinds and number formats, :class:`LearnedPart`) to the ``calib`` rows
+    of its table. The errors on ``devval`` are not computed.
 
     Raises ``UsageError`` for a table without such rows. O(rows x trees); scikit-learn uses one thread.
     """
@@ -108,10 +108,11 @@ def fit_learned(part: LearnedPart, table: Measurements, *, seed: int = 0) -> Lea
 
 
 def fit_rows(part: LearnedPart, rows: TrainingRows, *, seed: int, own: bool = False) -> LearnedModel:
-    """Fit a model to some rows, all of which may be used.
+    """Fit a model to ``rows``, all of which are used.
 
-    ``own`` marks rows of a user, which may be few. All folds then have equal numbers of groups, the interval
-    of a part needs at least :data:`FEWEST_MARGINS` rows, and the card has the errors of the folds.
+    ``own`` is True for rows of a user, which may be few. All folds then have equal numbers of groups,
+    intervals of single kinds or formats need at least :data:`FEWEST_MARGINS` rows, and the card has the
+    errors of the folds.
     """
     plain = rows
     rows, bases = with_bases(part, plain, seed=seed)
@@ -158,8 +159,8 @@ def chosen_form(
 ) -> tuple[int, tuple[Candidate, ...]]:
     """Return the index of the best set of hyperparameters, and all sets with their errors.
 
-    ``residuals`` holds the errors [log time] of each set on the same held-out rows. The first set whose error
-    is as small as the smallest, within the uncertainty of ``rows`` rows, is chosen.
+    ``residuals`` has the errors [log time] of each set on the same held-out rows. The first set is chosen
+    whose error equals the smallest error within the uncertainty of ``rows`` rows.
     """
     errors = [np.abs(np.expm1(-residual)) for residual in residuals]
     best = first_of_best([float(error.mean()) for error in errors], rows)
@@ -213,8 +214,8 @@ def splits_of(measured: Measurements) -> str:
 def layer_folds(part: LearnedPart, rows: TrainingRows, seed: int, *, even: bool) -> tuple[IntArray, IntArray]:
     """Return the group and the fold (of ten) of each row.
 
-    A group is a layer: it is completely in a fit or completely out of it. If ``even``, all folds have about
-    as many groups; otherwise folds are random and, with few groups, some may be empty.
+    A group is a layer. All its rows are in the same fold. If ``even`` is True, all folds have about as many
+    groups; otherwise folds are random and, with few groups, some may be empty.
     """
     names = part.layer or part.support
     group = numbered(np.nan_to_num(rows.measured.ops.dim(name), nan=-1.0) for name in names)
@@ -227,11 +228,12 @@ def layer_folds(part: LearnedPart, rows: TrainingRows, seed: int, *, even: bool)
 def _intervals(
     rows: TrainingRows, group: IntArray, is_first: BoolArray, residual: FloatArray, seed: int
 ) -> tuple[Forest, Forest, tuple[Interval, ...]]:
-    """Fit quantiles to one half of the held-out rows, and widen them until they hold 90 % of the other half.
+    """Fit quantiles of the errors to one half of the held-out rows (``is_first``). Widen them until they hold
+    90 % of the other half. Return the trees of both quantiles, and the widenings.
 
-    Conformalised quantile regression (Romano, Patterson, Candes, NeurIPS 2019), for each side separately.
-    Rows of one group have similar errors: if there are few groups, the groups are counted instead of their
-    rows.
+    This is conformalised quantile regression (Romano, Patterson, Candes, NeurIPS 2019), for each side
+    separately. Rows of one group have similar errors. If there are few groups, the number of groups is used
+    instead of the number of rows.
     """
     grown = np.flatnonzero(is_first & ~np.isnan(residual))
     widened = np.flatnonzero(~is_first & ~np.isnan(residual))
@@ -259,8 +261,8 @@ def _intervals(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _QuantileExcess:
-    """Distance by which held-out rows are outside of the fitted quantiles [log time] (negative: inside), and
-    the group of each row.
+    """Distances of held-out rows to the fitted quantiles [log time]: positive if a row is outside (``below``
+    the lower or ``above`` the upper quantile), negative if it is inside. ``group`` is the group of each row.
     """
 
     below: FloatArray
@@ -270,9 +272,10 @@ class _QuantileExcess:
     def interval(
         self, key: tuple[str, str, str], rows: IntArray, *, least: Interval | None = None
     ) -> Interval:
-        """Return the widening of the quantiles that makes them hold 90 % of some rows.
+        """Return the widening of the quantiles with which they hold 90 % of the given rows.
 
-        With few groups, the widest row counts, and the interval is at least as wide as ``least``.
+        If the rows have few groups, the row with the largest excess determines the interval, and the interval
+        is at least as wide as ``least``.
         """
         groups = len(np.unique(self.group[rows]))
         is_few = groups < _FEWEST_GROUPS
@@ -397,8 +400,8 @@ def errors_of_folds(measured: Measurements, residual: FloatArray) -> tuple[Error
 
 
 def _error_row(hardware: str, labels: tuple[str, str, str, str], error: FloatArray, of: int) -> ErrorRow:
-    """Return the entry of a card for the errors of one class, without interval coverage. ``of`` is the number
-    of rows; the model refused those without an error.
+    """Return the entry of a card for the errors of one class of operations, without interval coverage. ``of``
+    is the number of all rows; rows that are missing in ``error`` were refused by the model.
     """
     kind, op, scheme, variant = labels
     return ErrorRow(

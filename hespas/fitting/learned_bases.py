@@ -59,8 +59,9 @@ _ASYMPTOTE_ROWS = 5
 
 
 def form_share(part: LearnedPart, forms: Collection[str]) -> float:
-    """Return the exponent of the fitted form in the base of a part whose classes were fitted with ``forms``;
-    the data-sheet time has the rest.
+    """Return the exponent of the fitted form in the base time of a part
+    (:mod:`~hespas.estimators.learned.bases`). The exponent of the data-sheet time is 1 minus this. ``forms``
+    are the fitted forms of its classes.
 
     It is 1 if all forms count passes of systolic arrays, because the data-sheet time does not include
     padding.
@@ -74,8 +75,9 @@ def swept(part: LearnedPart) -> tuple[str, ...]:
 
 
 def beyond_region(part: LearnedPart, ops: Operations, names: tuple[str, ...] = ()) -> BoolArray:
-    """Return a mask of the operations beyond the fitted region: in the two largest octaves of a dimension.
-    ``names`` are the dimensions (empty: all swept dimensions of the part). Shape ``(ops,)``.
+    """Return a mask of the operations that are beyond the fitted region, for tests of extrapolation: those in
+    the two largest octaves of some dimension. Shape ``(ops,)``. ``names`` are the dimensions (empty: all
+    dimensions that were varied in the part).
     """
     beyond = np.zeros(len(ops), np.bool_)
     for name in names or swept(part):
@@ -88,8 +90,9 @@ def beyond_region(part: LearnedPart, ops: Operations, names: tuple[str, ...] = (
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Bases:
-    """Fitted forms of all classes, from which base times are computed. ``forms`` has the parameter names of
-    each form. ``share`` is the exponent of the fitted form in a base; the data-sheet time has the rest.
+    """Fitted forms of all classes of operations, from which base times are computed
+    (:mod:`~hespas.estimators.learned.bases`). ``forms`` has the parameter names of each form. ``share`` is
+    the exponent of the fitted form; the exponent of the data-sheet time is 1 - ``share``.
     """
 
     bases: tuple[Base, ...]

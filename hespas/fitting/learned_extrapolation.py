@@ -46,10 +46,11 @@ _STEPS = (0.5, 1.0, 2.0)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TransferTrees:
-    """Trees for new devices: their inputs do not identify the device. Errors are measured on held-out
-    devices.
+    """Trees for devices that were not measured. Their inputs do not identify the device. ``unseen`` are the
+    intervals and ``errors`` the errors on held-out devices.
 
-    With a single device ``forest`` is None, because the errors of such a model could not be measured.
+    If only one device was measured, ``forest`` is None, because the errors of such a model cannot be
+    measured.
     """
 
     forest: Forest | None
@@ -138,10 +139,11 @@ def fit_transfer(part: LearnedPart, rows: TrainingRows, bases: Bases, *, seed: i
 def _ratio_of_references(
     rows: TrainingRows, bases: Bases, held_out: tuple[str, ...], *, seen: Sequence[FittedDevice]
 ) -> tuple[str, FloatArray]:
-    """Return the extrapolation level of held-out devices, and the log of their measured times over their
-    bases.
+    """Return the extrapolation level of held-out devices, and the log of their measured times over their base
+    times.
 
-    The bases use the parameters of the reference devices, as for devices without measurements.
+    As for devices without measurements, the base times use the parameters of the reference devices in
+    ``seen``.
     """
     others = [device.name for device in seen if device.name not in held_out]
     ratio, tier = np.full(len(rows.ratio), np.nan), ""
@@ -158,11 +160,11 @@ def _ratio_of_references(
 def region_of(
     part: LearnedPart, plain: TrainingRows, form: BoostingForm, residual: FloatArray, *, seed: int
 ) -> Region | None:
-    """Return errors on sizes beyond the fit, and by how much intervals must grow there; None if too few rows
-    are inside or beyond.
+    """Return the errors on sizes beyond the fitted ones, and the necessary growth of intervals there. None if
+    too few rows are inside or beyond.
 
-    The two largest octaves of every dimension are held out of the fit and of its bases. ``residual`` holds
-    the errors [log time] within the sizes of the fit.
+    The two largest octaves of every dimension are held out of the fit and of its bases. ``residual`` has the
+    errors [log time] within the fitted sizes.
     """
     beyond = np.zeros(len(plain.ratio), np.bool_)
     for _, _, of_device in plain.by_device():
@@ -189,8 +191,10 @@ def region_of(
 
 
 def _region_from(residual: FloatArray, octaves: FloatArray, inside: FloatArray) -> Region | None:
-    """Return the errors beyond the fitted region and the widening of intervals there, from residuals [log
-    time] of rows that are ``octaves`` beyond it and residuals ``inside`` it.
+    """Return the errors beyond the fitted region and the widening of intervals there.
+
+    ``residual`` are the errors [log time] of rows that are ``octaves`` octaves beyond the region. ``inside``
+    are the errors of rows inside the region.
     """
     if len(residual) < _FEWEST_BEYOND:
         return None

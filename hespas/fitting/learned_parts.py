@@ -90,12 +90,12 @@ _ONE_THREAD_ROWS = 20_000
 
 @dataclass(frozen=True, slots=True)
 class LearnedPart:
-    """Definition of the training set of one model: the rows of one table with some kinds and number formats
-    (empty: all).
+    """Definition of the training set of one learned model: the rows of one table that have some kinds and
+    number formats (empty: all).
 
-    ``overhead_ns`` is the constant part of the base; ``forms`` are hyperparameters that are compared on
-    held-out groups. Rows with equal sizes in ``layer`` (empty: all sizes) are one group. A known layer occurs
-    with many token counts, a new layer was not measured with any, so a layer is held out as a whole.
+    ``overhead_ns`` is the constant part of the base time. ``forms`` are hyperparameters that are compared on
+    held-out groups. A group is a layer: rows with equal sizes in ``layer`` (empty: all sizes) and any number
+    of tokens. Layers are held out as a whole, because a new layer was not measured with any number of tokens.
     """
 
     name: str
@@ -170,12 +170,12 @@ def rows_of_part(part: LearnedPart, table: Measurements) -> IntArray:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TrainingRows:
-    """Rows of one part with their input columns.
+    """Rows of one part (:class:`LearnedPart`) with the input columns of the trees.
 
-    ``measured`` excludes rows without columns (a device without a file, an unknown peak). ``table`` has shape
-    (rows, ``names``). ``sheet_ns`` holds the data-sheet times. ``ratio`` is log(duration / base); the base is
-    the data-sheet time before :func:`~hespas.fitting.learned_bases.with_bases`. ``devices`` maps names to
-    device files; ``codes`` are the numbers of labels.
+    ``measured`` has only rows whose columns are known (a device file and a peak exist). ``table`` has shape
+    ``(rows, len(names))``. ``sheet_ns`` has the data-sheet times. ``ratio`` is log(duration / base time); the
+    base time is the data-sheet time before :func:`~hespas.fitting.learned_bases.with_bases` is called.
+    ``devices`` maps names to device files; ``codes`` are the numbers of labels.
     """
 
     measured: Measurements
@@ -213,8 +213,8 @@ class TrainingRows:
 
 
 def rising(part: LearnedPart, names: tuple[str, ...]) -> tuple[int, ...]:
-    """Return the indices of the columns for which a larger value never shortens the time. Such a constraint
-    is used for streaming operations only.
+    """Return the indices of the columns in which a larger value never shortens the time. Trees are
+    constrained in this way only for streaming operations (over rows and columns).
     """
     is_stream = FAMILIES[part.kinds[0]] == "stream"
     return tuple(index for index, name in enumerate(names) if is_stream and name in _RISING)
@@ -283,8 +283,8 @@ def rows_for(
 
 
 def _codes_by_ratio(labels: Labels, ratio: FloatArray, *, joins_versions: bool) -> dict[str, float]:
-    """Return a number for each label, in the order of the mean ``ratio`` of its rows. If ``joins_versions``,
-    variants that differ only in version get the same number.
+    """Return a number for each label, in ascending order of the mean ``ratio`` of its rows. If
+    ``joins_versions`` is True, variants that differ only in their version get the same number.
     """
     used = labels.used()
     if not used:

@@ -95,11 +95,11 @@ _Labels = tuple[str, str, str, str]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Adaptable:
-    """Rows of a ``part`` that a model of reference devices covers. ``path`` is the card of the model;
-    ``choices`` has the cell of the model for each class of rows.
+    """Rows of a ``part`` that a model of reference devices covers. ``path`` is the card of this model.
+    ``choices`` has the selected cell of the model for each class of rows.
 
-    The part has no layers if there are too few of them. ``unknown`` counts the rows that the model does not
-    cover.
+    If there are too few layers, the part does not group rows by layer. ``unknown`` counts the rows that the
+    model does not cover.
     """
 
     part: LearnedPart
@@ -141,7 +141,7 @@ def adaptable(
     """Return the model of reference devices that covers most of ``rows``, together with the covered rows. All
     rows must be of ``device``.
 
-    None without such a model, or with too few rows or sizes.
+    Return None without such a model, or if it covers too few rows or sizes.
     """
     by_path: dict[Path, dict[_Labels, tuple[ModelSelection, IntArray]]] = {}
     for labels, numbers in rows.measured.ops.classes():
@@ -180,11 +180,11 @@ def _reference_bases(choice: ModelSelection) -> list[Base]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _ChosenAdaptation:
-    """Chosen options of an adaptation: use of the transfer trees, and hyperparameters of the new trees (None:
-    no trees).
+    """Chosen options of an adaptation. ``transfers`` is True if the transfer trees of the reference model are
+    used. ``form`` are the hyperparameters of the new trees (None: no new trees).
 
-    ``candidates`` are all tested options. ``residual`` are the errors [log time] on held-out rows, whose
-    groups are in ``group``.
+    ``candidates`` are all tested options with their errors. ``residual`` are the errors [log time] of
+    held-out rows, ``group`` their groups.
     """
 
     transfers: bool
@@ -206,8 +206,8 @@ class _FittedForm:
 
 
 class _AdaptationFold(NamedTuple):
-    """One fold of the adaptation: rows to which the forms were fitted, held-out rows, and the log of measured
-    over predicted time of all rows.
+    """One fold of the adaptation: the rows to which the forms were ``fitted``, the ``held_out`` rows, and for
+    all rows the log of measured over predicted time (``ratio``).
     """
 
     fitted: IntArray
@@ -364,8 +364,9 @@ class _ReferenceModel:
     def _log_ratio(self, fits: Mapping[_Labels, _FittedForm]) -> FloatArray:
         """Return the log of measured times over base times, shape ``(rows,)``.
 
-        The base times use the parameters of the reference devices, and are multiplied by the ratio of the
-        fitted to the reference forms.
+        The base times use the parameters of the reference devices. They are multiplied by the ratio of two
+        times of the form: with the parameters fitted to this device, and with the parameters of the reference
+        devices.
         """
         ratio = np.log(self._measured.duration_ns)
         for labels, rows in self._classes:
@@ -379,8 +380,8 @@ class _ReferenceModel:
         return ratio
 
     def _grown(self, ratio: FloatArray, numbers: IntArray, form: BoostingForm | None, seed: int) -> Forest:
-        """Return trees fitted to the remaining errors of the rows ``numbers``. Without hyperparameters
-        (None), return a constant: the median ratio, shrunk towards 0.
+        """Return trees fitted to the remaining errors ``ratio`` of the rows ``numbers``. If ``form`` is None,
+        return a constant instead: the median error, reduced towards 0.
         """
         if form is None:
             median = float(np.median(ratio[numbers])) * len(numbers) / (len(numbers) + _FIRM_ROWS)
@@ -434,8 +435,8 @@ _START_NS = 3e3
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OwnPart:
-    """Rows of a user that one learned model can be fitted to. ``fault`` is the reason that it cannot be
-    fitted (empty: it can).
+    """Rows of a user for one learned model. ``fault`` is the reason why the model cannot be fitted to them
+    (empty: it can).
     """
 
     part: LearnedPart
@@ -446,11 +447,11 @@ class OwnPart:
 def own_parts(
     tables: Sequence[Measurements], devices: Mapping[str, Device], *, seed: int
 ) -> Iterator[OwnPart]:
-    """Yield the parts into which the tables are divided, each fitted by one model. Rows reserved for testing
-    are left out.
+    """Yield the parts into which the tables are divided; one model is fitted to each part. Rows reserved for
+    testing are left out.
 
-    ``devices`` are by their names in the tables. Parts that ship for a table are used unchanged; other rows
-    are divided by kind, and matmuls by number format. The order is fixed.
+    ``devices`` maps the device names in the tables to devices. If the package has parts for a table, these
+    are used. Other rows are divided by kind, and matmuls also by number format. The order is fixed.
     """
     start_ns = min((device.launch_overhead_ns for device in devices.values()), default=np.nan)
     start_ns = start_ns if isfinite(start_ns) and start_ns > 0 else _START_NS

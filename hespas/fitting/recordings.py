@@ -114,12 +114,13 @@ def fit_recordings(
     fitted: str = "",
     common: _CommonKernels | None = None,
 ) -> tuple[Fit, ...]:
-    """Fit recordings on ``device``, with the device's fits of other data and ``common`` kernels as priors.
+    """Fit forms to recordings on ``device``. The priors are the device's fits of other data and the
+    ``common`` kernels.
 
-    ``common`` are the kernels of the vendor's devices (None: the shipped ones). Errors and intervals are of
-    recordings held out in turn, or of shapes if there is only one recording. ``fitted`` is the date in the
-    fits (ISO; empty: today). Deterministic for one ``seed``. Returns no fits if no operation has known sizes
-    and rates.
+    ``common`` are the kernels of the vendor's devices (None: the shipped ones). Errors and intervals are
+    measured on recordings that are held out in turn, or on held-out shapes if there is only one recording.
+    ``fitted`` is the date in the fits (ISO; empty: today). Deterministic for one ``seed``. Returns no fits if
+    no operation has known sizes and rates.
     """
     kernels = classes_of_fits(common_fits(device)) if common is None else common
     table = joined(recordings, " ".join(dict.fromkeys(recording.name for recording in recordings)))
@@ -189,11 +190,11 @@ def _has_rates(table: Measurements, device: Device) -> BoolArray:
 def _product_class(
     table: Measurements, device: Device, fold: IntArray, predicted_ns: FloatArray
 ) -> tuple[_RecordedClass, FloatArray] | None:
-    """Return the fit of products relative to library benchmarks, and the predicted times of held-out rows
-    [ns].
+    """Return the fit that converts library benchmarks of matmuls to programs, and the predicted times of
+    held-out rows [ns].
 
-    Return None if fits to the recordings alone (``predicted_ns``) have the smaller error, and the device has
-    no fit of a benchmark.
+    Return None if fits to the recordings alone, whose predictions are ``predicted_ns``, have the smaller
+    error and the device has no fit of a benchmark.
     """
     before_ns = benchmark_ns(table, device)
 
@@ -381,7 +382,7 @@ class HeldOutRecording:
 
 
 def held_out_recording(table: Measurements, device: Device, fits: Sequence[Fit]) -> HeldOutRecording:
-    """Predict a held-out recording with the composite estimator and ``fits``.
+    """Predict a recording that was left out of ``fits``, with the composite estimator and these fits.
 
     Rows that other models predict (of attention, for example) are left out.
     """
@@ -396,11 +397,11 @@ def held_out_recording(table: Measurements, device: Device, fits: Sequence[Fit])
 def with_intervals(
     fits: Sequence[Fit], left_out: Sequence[HeldOutRecording], device: Device | None = None
 ) -> tuple[Fit, ...]:
-    """Return fits with errors and intervals from recordings that were held out in turn.
+    """Return fits with errors and intervals added, from recordings that were held out in turn.
 
-    For a recorded ``device``, its own recordings come first; others are added if these have fewer than
-    :data:`ENOUGH` rows. For a device without recordings (None), all devices have equal weights. With too few
-    held-out rows, the fits are returned unchanged.
+    If ``device`` is recorded, its own recordings are used first. If they have fewer than :data:`ENOUGH` rows,
+    recordings of other devices are added. For a device without recordings (None), all devices have equal
+    weights. If there are too few held-out rows, the fits are returned unchanged.
     """
     near = [part for part in left_out if device is None or part.device == device.name]
     far = [part for part in left_out if device is not None and part.device != device.name]

@@ -35,10 +35,10 @@ def may_be_fitted(measured: Measurements) -> Measurements:
 
 
 def is_possible(measured: Measurements, device: Device) -> BoolArray:
-    """Return a mask of the rows that took at least the time of the roofline, shape ``(rows,)``.
+    """Return a mask of the rows whose time is at least the roofline time, shape ``(rows,)``.
 
-    A shorter time does not belong to the operation of its row: it is a part of a kernel's work, or another
-    number format or device.
+    A shorter time was not measured for the work of its row: it covers only a part of the work, or is from
+    another number format or device.
     """
     return roof_ns(measured.ops, device) <= _BELOW_ROOF * measured.duration_ns
 

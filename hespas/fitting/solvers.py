@@ -17,10 +17,10 @@ __all__ = ["Optimum", "nonnegative_least_squares", "robust_least_squares", "stan
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Optimum:
-    """Result of a fit: the best parameters, shape ``(parameters,)``, and half the sum of the soft squares
-    there (``cost``).
+    """Result of a least-squares fit. ``values`` are the best parameters, shape ``(parameters,)``. ``cost`` is
+    half the sum of the soft squares of the residuals.
 
-    ``jacobian`` are the derivatives of the residuals, of shape ``(residuals, parameters)``.
+    ``jacobian`` has the derivatives of the residuals, shape ``(residuals, parameters)``.
     """
 
     values: FloatArray
@@ -40,8 +40,8 @@ def robust_least_squares(
     """Return the parameters that minimise the sum of the soft squares of their ``errors``.
 
     The soft square is 2 scale² (√(1 + (error / scale)²) - 1), the loss ``soft_l1`` of SciPy's
-    ``least_squares``. ``pulls`` are residuals towards expected values that count by their plain square,
-    however large. ``bounds`` are the least and largest values of the parameters, ``most_calls`` the largest
+    ``least_squares``. ``pulls`` returns the distances of parameters from expected values, whose plain squares
+    are added. ``bounds`` are the least and largest values of the parameters, ``most_calls`` the largest
     number of evaluations.
     """
     from scipy.optimize import least_squares
@@ -69,10 +69,11 @@ def robust_least_squares(
 def nonnegative_least_squares(
     columns: FloatArray, duration_ns: FloatArray, *, rounds: int = 1, scale: float = 1e-300
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Return non-negative weights of the columns whose weighted sums are nearest to the measured times.
+    """Return the non-negative weights of the columns for which the weighted sums fit the measured times best.
 
-    Errors are relative to the times. With several ``rounds``, errors above ``scale`` count by their size.
-    Returns also the relative errors and the weights of the rows for a further round, shape ``(rows,)`` each.
+    Errors are relative to the times. With several ``rounds``, errors above ``scale`` count by their size
+    instead of their square. Also return the relative errors, and the weights of the rows for a further round,
+    each of shape ``(rows,)``.
     """
     from scipy.optimize import nnls
 

@@ -41,14 +41,14 @@ _SPARSE = 8
 class ErrorSummary:
     """Error statistics of ``n`` compared cases, out of ``of`` cases.
 
-    * ``coverage`` is their share of the measured time; in the rows of a comparison, of all recorded device
-      time, matched or not.
-    * ``bias`` is the mean signed error, ``sum_error`` the error of the sums, ``log_ratio`` the median of
-      ln(p / m).
+    * ``coverage`` is the share of the measured time that the compared cases have. In a comparison with
+      profiles it is the share of all recorded device time, matched or not.
+    * ``bias`` is the mean signed error, ``sum_error`` the error of the sums. ``log_ratio`` is the median of
+      ln(predicted / measured).
     * ``ci_low`` and ``ci_high`` bound ``mape`` (95 %, percentile bootstrap over distinct shapes); NaN for
       fewer than two shapes.
-    * ``interval_coverage`` is the share of the ``interval_n`` cases with an estimator interval whose
-      measurement is in the interval.
+    * ``interval_n`` is the number of cases with an estimator interval. ``interval_coverage`` is the share of
+      them whose measurement is in the interval.
     """
 
     n: int
@@ -154,8 +154,8 @@ def _bootstrap_interval(size: FloatArray, shape: IntArray) -> tuple[float, float
 
 @lru_cache(maxsize=128)
 def _resample_counts(blocks: int) -> NDArray[np.uint8]:
-    """Return how often each block of rows occurs in each bootstrap resample, shape ``(resamples, blocks)``.
-    Cached, because summaries of large tables need the same counts often.
+    """Return the number of times that each block of rows occurs in each bootstrap resample, shape
+    ``(resamples, blocks)``. Cached, because summaries of large tables need the same counts often.
     """
     drawn = np.random.default_rng(_SEED).integers(0, blocks, (_RESAMPLES, blocks))
     # With as many draws as blocks, no block is drawn 256 times.
@@ -164,10 +164,10 @@ def _resample_counts(blocks: int) -> NDArray[np.uint8]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ShapeGroups:
-    """Groups of rows with equal shapes: the distinct shape numbers in order, the ``index`` of each row among
-    them, and the number of rows of each (``counts``).
+    """Groups of rows with equal shapes. ``distinct`` are the shape numbers in order, ``index`` is the group
+    of each row, and ``counts`` the number of rows of each group.
 
-    Shape numbers start at 0; there are about as many as rows.
+    Shape numbers start at 0. The largest is about the number of rows, so arrays may be indexed by them.
     """
 
     distinct: IntArray
@@ -239,11 +239,13 @@ def unique_shapes(
 
 @dataclass(frozen=True, slots=True)
 class NoiseFloor:
-    """Variation between repeated measurements of equal work, relative to the measurement.
+    """Variation between repeated measurements of equal work, relative to the measurement: no estimator can
+    have smaller errors.
 
-    The variation of each of the ``n`` cases with a repeated shape is the root of the sum of squares of two
-    distances: from the median of its shape, and the mean distance of its runs from their median. ``mape`` is
-    the mean over cases (not over shapes), ``median_ape`` and ``p90_ape`` are quantiles. NaN without repeats.
+    ``n`` cases have a shape that occurs several times. The variation of a case is the root of the sum of two
+    squares: its distance from the median of its shape, and the mean distance of its runs from their median.
+    ``mape`` is the mean over cases (not over shapes), ``median_ape`` and ``p90_ape`` are quantiles. NaN
+    without repeats.
     """
 
     n: int
@@ -284,11 +286,11 @@ class _ThreadpoolModule(Protocol):
 
 @contextmanager
 def one_thread() -> Generator[None]:
-    """Limit libraries of linear algebra and of trees to one thread while the context is active. Results are
-    the same.
+    """Limit libraries of linear algebra and of trees to one thread while the context is active. Results do
+    not change.
 
-    For small work, threads that wait for each other take longer than the work itself, especially on a machine
-    with other load.
+    For small work, threads spend more time on waiting for each other than on the work, especially on a
+    machine with other load.
     """
     with cast("_ThreadpoolModule", import_module("threadpoolctl")).threadpool_limits(limits=1):
         yield

@@ -46,8 +46,8 @@ class ErrorFigures(ErrorSizes, frozen=True, kw_only=True):
 
 
 class GroupErrors(ErrorFigures, frozen=True, kw_only=True):
-    """Errors of a group of rows: those whose setting ``by`` is ``value``. ``interval_coverage`` is the share
-    of published figures inside the 90 % intervals of the predictions.
+    """Errors of a group of rows, in which the setting ``by`` has the value ``value``. ``interval_coverage``
+    is the share of published figures inside the 90 % intervals of the predictions.
     """
 
     by: str

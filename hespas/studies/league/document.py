@@ -101,8 +101,8 @@ def evaluate_league(
     *,
     estimator: str = "composite",
 ) -> League:
-    """Return the league of the rows of a table that ``estimator`` has predicted. ``factors`` are used by the
-    calibration ``factors``.
+    """Return the league (errors of predicted step times) for the rows of a table, predicted by ``estimator``.
+    ``factors`` are the component factors for the calibration ``factors``.
     """
     evaluated = evaluate_rows(rows, calibrate, factors)
     if calibrate not in {"none", "factors"}:
@@ -260,8 +260,8 @@ def league_json(league: League) -> bytes:
 def factors_json(before: League, after: League, hardware: str) -> bytes:
     """Return JSON text with the component factors of an accelerator.
 
-    It has the errors ``before`` correction and ``after`` it; the latter are measured on groups of rows that
-    were left out of the fit.
+    It also has the errors ``before`` and ``after`` correction. The errors after correction are measured on
+    groups of rows that were left out of the fit.
     """
     groups = [
         group

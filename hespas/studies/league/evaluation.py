@@ -68,9 +68,9 @@ class EvaluatedRow:
     """Predicted and published step time of a row, in ms.
 
     ``parts`` are the shares of the components (such as matmuls or all-reduces) in the predicted step.
-    ``error_parts`` attributes the relative error to components
-    (:func:`hespas.fitting.effects.attribute_errors`) and to :data:`SHARED`. A positive part means that the
-    prediction is too long.
+    ``error_parts`` divides the relative error among the components
+    (:func:`hespas.fitting.effects.attribute_errors`) and :data:`SHARED`, the error that all components have
+    in common. It is positive if the prediction is too long.
     """
 
     row: LeagueRow
@@ -147,8 +147,9 @@ def fit_rows_of(rows: Sequence[LeagueRow]) -> FitRows:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _RowCorrections:
-    """Calibration of each row: the logarithm of its factor (``mean``), the ends of its 90 % interval relative
-    to that (``low``, ``high``), and True if the row was used in the fit (``calibrating``).
+    """Corrections of predicted times by a calibration, one per row. ``mean`` is the logarithm of the factor.
+    ``low`` and ``high`` are the ends of its 90 % interval, relative to ``mean``. ``calibrating`` is True for
+    rows that were used in the fit.
     """
 
     mean: FloatArray
@@ -227,11 +228,11 @@ def _evaluated_row(
 
 
 def _correct_by_single_rows(rows: FitRows, groups: TextColumn, complete: BoolArray) -> _RowCorrections:
-    """Return corrections that are fitted to one row of each cell. A cell is a source of runs on one
+    """Return corrections that are fitted to one row of each cell. A cell is the runs of one source on one
     accelerator.
 
-    A ``complete`` row, which needs no assumption, is preferred. The correction of a cell is scaled by the
-    share that lowers the errors of the other cells most.
+    A ``complete`` row, which needs no assumption, is preferred. The correction of a cell is multiplied by the
+    share (0 to 1) that lowers the errors of the other cells most.
     """
     measured, calibrating = ~np.isnan(rows.log_error), np.zeros(len(rows), np.bool_)
     covariance = rows.covariance()
@@ -263,10 +264,10 @@ def _correct_by_single_rows(rows: FitRows, groups: TextColumn, complete: BoolArr
 
 
 def _leave_groups_out(rows: FitRows, groups: TextColumn) -> _RowCorrections:
-    """Return corrections of each group of rows by a fit to all other groups.
+    """Return corrections of each group of rows, fitted to all other groups.
 
-    The intervals come from the residuals of the rows in that fit; the fit for each residual leaves out its
-    own group.
+    The intervals are computed from the residuals of the rows in this fit. The residual of a row is from a fit
+    without its group.
     """
     covariance, sources = rows.covariance(), np.array(rows.keys["source"])
     measured, prior = ~np.isnan(rows.log_error), np.sqrt(np.diag(covariance))
@@ -297,12 +298,13 @@ def _step_bounds(level: Level) -> tuple[float, float]:
 def _interval(
     residual: FloatArray, deviation: FloatArray, same_source: BoolArray, predicted_deviation: FloatArray
 ) -> tuple[FloatArray, FloatArray]:
-    """Return the ends of 90 % intervals of the logarithm of predictions whose standard deviation is
-    ``predicted_deviation``.
+    """Return the ends of 90 % intervals for predictions with standard deviations ``predicted_deviation``, all
+    in logarithms.
 
-    They are quantiles of the residuals of rows of other groups, relative to their standard deviations. Rows
-    of one software stack have similar errors, so rows of the same source have more weight; the weight grows
-    with their number. With few rows, the ends are those for all predicted training steps.
+    They are quantiles of residuals / ``deviation`` of rows of other groups, multiplied by
+    ``predicted_deviation``. Rows of the same source have more weight, because rows of one software stack have
+    similar errors. This weight grows with their number. If there are few rows, the ends for all predicted
+    training steps are used.
     """
     if len(residual) < _MIN_RESIDUALS:
         low, high = np.log(_step_bounds("measured"))

@@ -103,8 +103,8 @@ def _files_in(folder: Path) -> list[Path]:
 
 
 class PredictionTask(NamedTuple):
-    """Row of ``table`` whose step is to be predicted, as sent to a process. In ``cells`` the accelerator has
-    its name; ``device`` is its spelling in the table.
+    """Row of ``table`` whose step is to be predicted, as sent to another process. In ``cells`` the
+    accelerator is the name of the device; ``device`` is the text in the table.
     """
 
     number: int
@@ -227,8 +227,8 @@ class _PredictionCache:
 
 
 def _device_key(spelling: str, table: Path) -> tuple[str, str]:
-    """Return the name of a device, and a digest of its files outside of the package. On an error return the
-    spelling and the message; the prediction of the row reports it.
+    """Return the name of a device, and a digest of its files outside of the package. If the device cannot be
+    loaded, return ``spelling`` and the error message; the prediction of the row then reports the error.
     """
     try:
         device = resolve_reference(table, spelling, "column accelerator")
@@ -240,7 +240,7 @@ def _device_key(spelling: str, table: Path) -> tuple[str, str]:
 @lru_cache(maxsize=_MAX_STEPS)
 def _step(settings: RunSettings) -> tuple[StepTime, int, Diagnostics]:
     """Return the simulated step of a run, the number of nodes without a time, and the diagnostics. Results
-    are cached for rows whose settings are equal and that differ in measurements only.
+    are cached, because rows with equal settings have several measurements.
     """
     diagnostics = Diagnostics()
     timed = timed_run(settings, diagnostics)

@@ -367,8 +367,8 @@ def _error_plot(rows: Sequence[EvaluatedRow]) -> Markup:
 
 
 def _scaling_charts(league: League) -> list[Block]:
-    """Return charts of the throughput per accelerator against the number of accelerators, published and
-    predicted. Each model that was published for at least three numbers of accelerators has a chart.
+    """Return charts of published and predicted throughput per accelerator against the number of accelerators.
+    There is one chart for each model that was published for at least three numbers of accelerators.
     """
     curves: dict[tuple[str, ...], list[ScalingPoint]] = {}
     for point in league.scaling:

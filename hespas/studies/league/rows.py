@@ -38,9 +38,11 @@ class _MeasuredColumns(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Refusal(msgspec.Struct, frozen=True, kw_only=True):
-    """Reason why a row is not predicted, with its position in the row or another file, and a fix.
+    """Reason why a row is not predicted, with the position of the cause (in the row or in another file) and a
+    fix.
 
-    ``supported`` is True if the row has an error, and False if this version does not support the row.
+    ``supported`` is True if the row has an error, and False if this version of Hespas does not support the
+    row.
     """
 
     message: str
@@ -59,10 +61,10 @@ class RowAssumption(msgspec.Struct, frozen=True, kw_only=True):
 class StepPrediction(msgspec.Struct, frozen=True, kw_only=True):
     """Predicted time of a step [ns] with its split by component [ns], or the refusal.
 
-    ``parts`` splits the time of the last stage to finish, with its bubble. ``path`` splits the critical path,
-    by which errors of components change the time. Both sum to the time. ``layout`` is a text that is equal
-    for rows with the same layout, however they write it. ``level`` is the extrapolation level of the device.
-    ``assumed`` lists settings that the row does not have, and assumptions of its estimator.
+    ``parts`` splits the time of the last pipeline stage to finish, including its idle time (bubble). ``path``
+    splits the critical path of the step. Both sum to the step time. ``layout`` is a text that is equal for
+    rows with equal layouts, even if the rows write them differently. ``level`` is the extrapolation level of
+    the device. ``assumed`` lists settings that the row does not have, and assumptions of its estimator.
     ``capacity_bytes`` is the memory of a device (NaN: unknown).
     """
 
@@ -100,8 +102,8 @@ class StepPrediction(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class LeagueRow:
-    """Row of a league table, numbered from 0, with its prediction. The cell ``accelerator`` has the name of
-    the device instead of its spelling in the table.
+    """Row of a league table with its prediction. Rows are numbered from 0. The cell ``accelerator`` has the
+    name of the device instead of the text in the table.
     """
 
     number: int
@@ -110,8 +112,8 @@ class LeagueRow:
 
     @property
     def position(self) -> str:
-        """Return the position in the table that the reason for a missing prediction refers to: the row, and
-        the column or key in it.
+        """Return the position for messages about a missing prediction: the row, and its column or key that is
+        the reason.
         """
         refusal = self.predicted.refusal
         return f"row {self.number}{refusal.position if refusal else ''}"
@@ -130,10 +132,10 @@ class LeagueRow:
 
 
 def read_runs(table: Path) -> list[Mapping[str, str]]:
-    """Read the rows of a table of runs; spaces around cells are removed.
+    """Read the rows of a table of training runs; spaces around cells are removed.
 
     Raises ``FormatError`` for a file that is not such a table, a table without rows, a measured value that is
-    not a number above 0, and step times that are not in ascending order.
+    not a number above 0, and quantiles of step times that are not in ascending order.
     """
 
     rows: list[Mapping[str, str]] = []

@@ -58,9 +58,7 @@ latencies of networks and of PCIe inside a node in NCCL's tuning constants. The 
 
 @dataclass(frozen=True, slots=True)
 class RunSettings:
-    """All settings on which the step of a run depends. Rows with equal settings have equal steps, so that one
-    prediction serves them.
-    """
+    """All settings that determine the step of a run. Rows with equal settings share one prediction."""
 
     model: Model
     layout: Layout
@@ -84,9 +82,10 @@ def settings_of(
 
 
 def system_of(run: PublishedRun, system: System | None, device: Device) -> System:
-    """Return the system of a run, sized to its ranks; None selects the usual system of its device.
+    """Return the system (devices and network) of a run, sized to its ranks. If ``system`` is None, it is the
+    usual system of the device.
 
-    A torus that has fewer devices than the run has ranks is used in several slices. Raises ``FormatError``
+    If a torus has fewer devices than the run has ranks, the run uses several slices. Raises ``FormatError``
     for an invalid number of devices per node.
     """
     ranks = run.layout.ranks
@@ -177,10 +176,10 @@ def _system_of_links(device: Device) -> System:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TimedRun:
-    """Run whose passes have durations.
+    """Training run with a duration for each node of its passes.
 
-    Stages with equal layers, on ranks with equal network times, share an entry of ``passes``. ``part`` is the
-    entry that each rank runs, shape ``(ranks,)``.
+    Stages with equal layers on ranks with equal network times share an entry of ``passes``. ``part``, of
+    shape ``(ranks,)``, is the index in ``passes`` of the entry that each rank runs.
     """
 
     settings: RunSettings
@@ -213,8 +212,8 @@ class TimedRun:
 
 
 def timed_run(run: RunSettings, diagnostics: Diagnostics) -> TimedRun:
-    """Return the run with a duration for each node of its passes: from its estimator for kernels, from the
-    network of its system for communication.
+    """Return the run with a duration for each node of its passes. Kernel times are from the estimator of the
+    run, communication times from the network of its system.
     """
     device, network = run.device, Network(run.system, run.device)
     layers, last = run.model.all_layers, run.layout.pp - 1

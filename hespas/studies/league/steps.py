@@ -100,11 +100,11 @@ def components_of(graph: OpGraph) -> IntArray:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepTime:
-    """Time of a step [ns] and two splits of it by component [ns], each of shape ``(components,)``.
+    """Time of a step [ns], and two splits of this time by component [ns], each of shape ``(components,)``.
 
-    ``path_ns`` splits the critical path, which crosses stages. ``spent_ns`` splits the time of the last rank
-    to finish; its idle time is the component "bubble". Parts are not negative, and each split sums to the
-    time.
+    ``path_ns`` splits the critical path, which crosses pipeline stages. ``spent_ns`` splits the time of the
+    last rank to finish; its idle time is the component "bubble". No entry is negative, and each split sums to
+    the time.
     """
 
     time_ns: float
@@ -140,8 +140,8 @@ def simulated_step(timed: TimedRun, diagnostics: Diagnostics, simulator: Simulat
 
 
 def _normalized(parts_ns: FloatArray, time_ns: float) -> FloatArray:
-    """Return non-negative parts that sum to ``time_ns``. Negative parts, which arise as differences of two
-    steps, are set to 0.
+    """Return ``parts_ns`` scaled to the sum ``time_ns``, with negative values set to 0. Negative values arise
+    because they are differences of two simulated steps.
     """
     positive_ns = np.maximum(parts_ns, 0.0)
     total_ns = float(positive_ns.sum())
@@ -206,9 +206,9 @@ def _sums(component: IntArray, time_ns: FloatArray) -> FloatArray:
 
 
 def _uncontended(duration_ns: FloatArray, alone_ns: FloatArray) -> FloatArray:
-    """Return the times of kernels without the slowdown by concurrent communication.
+    """Return the times of kernels without the slowdown by concurrent communication: ``alone_ns`` if a kernel
+    takes longer than that, else its duration.
 
-    Durations are differences of sums. If a kernel seems slightly longer than ``alone_ns`` because of
-    rounding, its duration is returned.
+    Durations are differences of sums. A duration that is longer only by rounding is returned unchanged.
     """
     return np.where(duration_ns <= alone_ns * (1.0 + _ROUNDING), duration_ns, alone_ns)

@@ -99,8 +99,8 @@ class BaselineErrors(ErrorSizes, frozen=True, kw_only=True):
 
 
 def naive_baselines(rows: Sequence[EvaluatedRow]) -> Iterator[BaselineErrors]:
-    """Yield the errors of two baselines. For each prediction, one leaves out the row, the other all rows with
-    its source, model and accelerator.
+    """Yield the errors of two baselines. The first predicts each row from all other rows. The second predicts
+    it from all rows of another source, model or accelerator (another group).
 
     Rows without other rows of their accelerator and number format are not included.
     """
@@ -121,8 +121,8 @@ def naive_baselines(rows: Sequence[EvaluatedRow]) -> Iterator[BaselineErrors]:
 
 
 def group_of(row: EvaluatedRow) -> str:
-    """Return the name of the group of a row: its source, model and accelerator. Rows of a group are left out
-    of a fit together.
+    """Return the name of the group of a row: its source, model and accelerator. A fit leaves out all rows of
+    a group together.
     """
     return " | ".join(_cell(column)(row) for column in ("source", "model", "accelerator"))
 
@@ -134,8 +134,9 @@ def _num_accelerators(row: EvaluatedRow) -> int:
 def _families(
     rows: Sequence[EvaluatedRow], columns: Sequence[str], member: Callable[[EvaluatedRow], _Member]
 ) -> Iterator[tuple[tuple[str, ...], dict[_Member, list[EvaluatedRow]]]]:
-    """Yield families of comparable rows (predicted and measured), which are equal in ``columns``. The rows of
-    a family are grouped by ``member``.
+    """Yield groups of rows that can be compared, because they have equal values in ``columns``. Only rows
+    with a measured and a predicted time are included. The rows of each group are returned in subgroups by
+    ``member``.
     """
     comparable = [row for row in rows if row.published_ms > 0 and not isnan(row.predicted_ms)]
     for key, members in grouped_by(
@@ -155,9 +156,9 @@ def _predicted(row: EvaluatedRow) -> float:
 class LayoutRanking(msgspec.Struct, frozen=True, kw_only=True):
     """Ranking of the layouts and number formats of one model on one number of accelerators.
 
-    ``best_in_top_two`` is True if the best published layout is among the two best predicted ones. ``tau`` is
-    Kendall's tau of both orders (NaN if all times are equal). Rows that differ in software only are one
-    layout, because their predictions are equal.
+    ``best_in_top_two`` is True if the layout with the best published time is among the two layouts with the
+    best predicted times. ``tau`` is Kendall's tau of both orders (NaN if all times are equal). Rows that
+    differ only in software count as one layout, because their predictions are equal.
     """
 
     calibrate: Calibration
@@ -201,8 +202,8 @@ def rank_layouts(rows: Sequence[EvaluatedRow], calibrate: Calibration) -> Iterat
 
 
 class ScalingPoint(msgspec.Struct, frozen=True, kw_only=True):
-    """Scaling efficiency of a model on ``num_accelerators``: throughput per accelerator relative to the
-    fewest accelerators, ``base``, published and predicted.
+    """Scaling efficiency of a model on ``num_accelerators`` accelerators, published and predicted. It is the
+    throughput per accelerator, relative to the smallest published number of accelerators (``base``).
     """
 
     calibrate: Calibration
@@ -218,10 +219,10 @@ class ScalingPoint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def scaling_points(rows: Sequence[EvaluatedRow], calibrate: Calibration) -> Iterator[ScalingPoint]:
-    """Yield the scaling of every model that was published for several numbers of one accelerator. Figures are
-    medians of the rows with each number.
+    """Yield the scaling efficiency of every model that was published for several numbers of one accelerator.
+    Figures are medians of the rows with each number.
 
-    The error is the error of the step time after the prediction is multiplied by one factor, fitted on the
+    The error is the error of the step time. Predictions are first multiplied by one factor, fitted on the
     smallest number of accelerators.
     """
     for key, points in _families(rows, _SCALING_KEYS, _num_accelerators):
@@ -248,8 +249,9 @@ def scaling_points(rows: Sequence[EvaluatedRow], calibrate: Calibration) -> Iter
 
 
 class AcceleratorSpeedup(msgspec.Struct, frozen=True, kw_only=True):
-    """Throughput of one ``accelerator`` relative to one ``base`` for the same model, number format and
-    sequence length, at the nearest published numbers of both (a ratio of at most 2).
+    """Throughput of one ``accelerator`` relative to another accelerator, ``base``, for the same model, number
+    format and sequence length. The compared numbers of accelerators are the nearest published ones (a ratio
+    of at most 2).
 
     ``right_side`` is True if the prediction has the same faster accelerator, or both speed-ups are within the
     noise floor.

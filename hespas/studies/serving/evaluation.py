@@ -156,10 +156,10 @@ def evaluate_runs(
     predictor: ServingPredictor | None = None,
     cached_fits: dict[str, EngineFit] | None = None,
 ) -> ServingErrors:
-    """Predict the rows of a ``split`` (empty: all) and return their errors.
+    """Predict the rows of a ``split`` (empty: all rows) and return their errors.
 
-    Predictions are calibrated with the rows that are not in the split ``devval``. ``cached_fits`` maps
-    engines to fits from earlier calls with the same rows; new fits are added to it.
+    Predictions are calibrated with the rows outside of the split ``devval``. ``cached_fits`` maps engines to
+    fits from earlier calls with the same rows; new fits are added to it.
     """
     chosen = predictor or ServingPredictor()
     fitting = [row for row in rows if row.split != _HELD_OUT_SPLIT and not isinstance(chosen.steps(row), str)]
@@ -284,8 +284,8 @@ class _NaiveBaseline:
 
 
 def _roofline_times(row: ServingRow) -> MeanTimes | None:
-    """Return TTFT and TPOT of a run at the roofline of one of its devices: the FLOPs of a prompt at the peak,
-    and the bytes of a step at the memory bandwidth.
+    """Return TTFT and TPOT of a run at the roofline of one of its devices. TTFT is the FLOPs of a prompt over
+    the peak rate; TPOT is the bytes of a step over the memory bandwidth.
     """
     step = row.step
     if step is None:

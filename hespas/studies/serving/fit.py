@@ -76,10 +76,10 @@ _MAX_RESIDUAL = 0.5
 
 @dataclass(frozen=True, slots=True)
 class EngineFit:
-    """Fitted parameters of an engine, with standard errors, and of its deployments.
+    """Fitted parameters of a serving engine (``correction``), with standard errors, and of its deployments.
 
-    ``apart`` is the relative spread of errors between runs of one deployment. It is chosen so that a fit to
-    one run predicts the other runs best. ``simulated`` are the numbers of the rows in the fit.
+    ``apart`` is the relative spread of errors between runs of one deployment. It is the value with which a
+    fit to one run predicts the other runs best. ``simulated`` are the numbers of the rows in the fit.
     """
 
     correction: Correction
@@ -134,8 +134,8 @@ def one_point(
     start: Correction | None = None,
     apart: float = _DEFAULT_RUN_SPREAD,
 ) -> Correction | None:
-    """Fit the parameters of a deployment to one measured run. ``start``, the parameters of its engine, is the
-    prior.
+    """Fit the parameters of a deployment to one measured run. ``start`` has the parameters of the engine,
+    which are the prior (None: the default parameters).
 
     ``apart`` is the assumed relative spread of errors between runs of one deployment. Returns None if the row
     cannot be predicted.
@@ -148,8 +148,9 @@ def one_point(
 
 
 class _FitPrior(NamedTuple):
-    """Prior of a fit: the center and the standard deviation of the parameters, and the residual that counts
-    as much as a deviation by one standard deviation.
+    """Prior of a fit: the expected values (``center``) and standard deviations (``scale``) of the parameters.
+    A residual of the size ``residual`` counts as much as a parameter that is one standard deviation from its
+    expected value.
     """
 
     center: FloatArray
@@ -158,10 +159,11 @@ class _FitPrior(NamedTuple):
 
 
 class _LinearModel(NamedTuple):
-    """Times of rows as a linear function of the parameters, around the parameters ``at``.
+    """Linear approximation of the times of rows as a function of the parameters, near the parameter values
+    ``at``.
 
-    ``base`` has the times at this point, TTFT and TPOT [ms], shape ``(rows, 2)``; ``slopes`` has shape
-    ``(rows, 2, parameters)``. ``measured`` has the measured times.
+    ``base`` has the TTFT and TPOT [ms] at these values, shape ``(rows, 2)``. ``slopes`` has their
+    derivatives, shape ``(rows, 2, parameters)``. ``measured`` has the measured times.
     """
 
     rows: tuple[ServingRow, ...]
@@ -270,8 +272,9 @@ def _solve(linear: _LinearModel, prior: _FitPrior) -> tuple[FloatArray, FloatArr
 
 
 def _best_spread(parts: Sequence[_LinearModel]) -> float:
-    """Return the value of :data:`_RUN_SPREADS` with the smallest errors. Each deployment is fitted to its
-    central run, and the errors are measured on its other runs.
+    """Return the value of :data:`_RUN_SPREADS` (spread between runs of one deployment) with the smallest
+    errors. For each value, each deployment is fitted to its central run, and the errors are measured on its
+    other runs.
     """
     errors: dict[float, list[FloatArray]] = defaultdict(list)
     for part in parts:

@@ -20,8 +20,8 @@ __all__ = ["ServerLaunch", "ServerStart", "has_data_parallel_ranks", "launch_of"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerStart:
-    """Facts about the start of a measured server on which its published launch scripts depend: the inputs
-    from which a script chooses settings, and the date.
+    """Facts about a measured server that determine its launch settings: the inputs from which a published
+    launch script chooses settings, and the date.
     """
 
     model: str
@@ -39,12 +39,13 @@ class ServerStart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerLaunch:
-    """Settings of a server.
+    """Launch settings of a server.
 
-    ``memory_share`` is the fraction of the device memory that the server uses. With ``of_free`` it is the
-    fraction that the KV cache uses of the memory left by weights. ``cache`` is the element type of the KV
-    cache (empty: as the precision). ``drafts`` is the number of speculative tokens per step (MTP).
-    ``captured`` is the largest number of tokens of a prefill step that runs as a CUDA graph.
+    ``memory_share`` is a fraction of the device memory. If ``of_free`` is False, it is the fraction that the
+    server uses. If ``of_free`` is True, it is the fraction of the memory left by weights that the KV cache
+    uses. ``cache`` is the element type of the KV cache (empty: the precision of the model). ``drafts`` is the
+    number of speculative tokens per step (MTP). ``captured`` is the largest number of tokens of a prefill
+    step that runs as a CUDA graph.
     """
 
     policy: Policy
@@ -206,10 +207,12 @@ def _speculative_deepseek(at: ServerStart) -> ServerLaunch:
 
 
 def _balanced(at: ServerStart, changes: dict[str, int]) -> Policy:
-    """Return the policy of TensorRT-LLM. Prompts are whole, unless they are longer than a step allows.
+    """Return the policy of TensorRT-LLM. Prompts are processed whole, unless they are longer than a step
+    allows.
 
-    Data-parallel ranks start prefill when each of them has a prompt. The policy waits for the mean number of
-    steps until then, and at most :data:`_BALANCED` steps.
+    Data-parallel ranks start prefill only when each of them has a prompt. The policy therefore receives
+    requests at an interval: the mean number of steps until this is the case, and at most :data:`_BALANCED`
+    steps.
     """
     ranks = at.layout.dp
     if ranks > 1:

@@ -128,8 +128,9 @@ class ServingPredictor:
         return MeanTimes(float(mean) / 1e6, float(np.nanmean(run.tpot_ns)) / 1e6)
 
     def load_share(self, row: ServingRow) -> float:
-        """Return how full a replica is, relative to its capacity for sequences or for KV-cache tokens (the
-        larger of the two). NaN if the server is unknown.
+        """Return the load of a server relative to its capacity (0.5 is half full). It is the larger of two
+        ratios: running sequences to their maximum number, and their tokens to the KV-cache tokens. NaN if the
+        server is unknown.
         """
         if row.step is None:
             return nan
@@ -171,8 +172,8 @@ def capacity_of(load_share: float) -> Capacity:
 
 
 def peak_concurrent(start_s: FloatArray, end_s: FloatArray, amount: IntArray) -> float:
-    """Return the maximum over time of the sum of ``amount`` over the requests that run then, each from its
-    start to its end. O(requests log).
+    """Return the maximum over time of the sum of ``amount`` over the running requests. A request runs from
+    ``start_s`` to ``end_s``. O(requests log requests).
     """
     times = np.concatenate((start_s, end_s))
     change = np.concatenate((amount, -amount))

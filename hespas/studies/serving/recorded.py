@@ -82,13 +82,13 @@ class RecordedRun:
 
 
 class RunReplay(msgspec.Struct, frozen=True, kw_only=True):
-    """Replay of a recorded run. Errors are relative errors of means over the requests after the first fifth,
-    which calibrates.
+    """Replay of a recorded run. Errors are relative errors of means over the requests, without the first
+    fifth. The first fifth is used to calibrate.
 
-    The makespan is from the end of that fifth to the last token. load_share is the peak load relative to the
-    capacity, for sequences or KV-cache tokens: near and beyond 1, queueing dominates the TTFT. measured_s is
-    the duration of the run. computed_s is the time that Hespas needed to estimate the steps and to simulate
-    the run, calibrating_s the time that its calibration needed (null: none).
+    The makespan is from the end of the first fifth to the last token. load_share is the peak load relative to
+    the capacity for sequences or KV-cache tokens. If it is near 1 or above, queueing dominates the TTFT.
+    measured_s is the duration of the run. computed_s is the time that Hespas needed to estimate the steps and
+    to simulate the run, calibrating_s the time that its calibration needed (null: none).
     """
 
     trace: str
@@ -290,9 +290,9 @@ def replay_runs(
 ) -> list[RunReplay]:
     """Replay each run twice: without and with calibration.
 
-    The calibration is one factor on all kernels of a device, from its runs on one rank, and one factor on its
-    collectives, from runs on several ranks. The first fifth of the requests is used to calibrate, the others
-    are compared. A run that cannot be replayed is skipped with a warning.
+    The calibration has two factors per device. The factor on all kernels is fitted to runs on one rank, the
+    factor on collectives to runs on several ranks. The first fifth of the requests is used to calibrate, the
+    others are compared. A run that cannot be replayed is skipped with a warning.
     """
     messages = diagnostics if diagnostics is not None else Diagnostics()
     prepared: list[_PreparedRun] = []
@@ -335,8 +335,8 @@ _HALVINGS, _FACTORS = 12, (0.2, 8.0)
 
 
 def _calibrated(entry: _PreparedRun, start: Correction, names: tuple[str, ...]) -> Correction | None:
-    """Return ``start`` with the factors ``names`` scaled so that the simulated mean TPOT of early requests
-    equals the measured one. None if no early request has a TPOT.
+    """Return the correction ``start`` with the factors in ``names`` scaled, so that the simulated mean TPOT
+    of early requests equals the measured one. None if no early request has a TPOT.
     """
     run = entry.run
     early = run.is_early & (run.requests.output > 1)

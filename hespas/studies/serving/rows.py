@@ -40,8 +40,8 @@ _Degree = Annotated[int, Column(low=0)]
 
 
 class _RunColumns(msgspec.Struct, frozen=True, kw_only=True):
-    """Columns of a table of measured serving runs. A degree of parallelism of 0, or an empty one, means 1:
-    the model has no such layers.
+    """Columns of a table of measured serving runs. Degrees of parallelism are 1 if they are empty. They may
+    also be 0 for a kind of layer that the model does not have, which means 1.
     """
 
     model_path: str
@@ -81,11 +81,12 @@ Other sources send prompts of equal length.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingRow:
-    """Measured run with ``concurrency`` concurrent requests.
+    """Measured serving run with ``concurrency`` concurrent requests.
 
-    Each request has ``prompt`` input and ``output`` output tokens, or lengths between ``ratio`` times these
-    numbers and these numbers. ``reason`` explains why the run cannot be predicted; empty if it can.
-    ``assumed`` lists settings that the source does not state. ``source`` is the benchmark, if known.
+    Each request has ``prompt`` input tokens and ``output`` output tokens. If ``ratio`` is below 1, lengths
+    are random between ``ratio`` times these numbers and these numbers. ``reason`` explains why the run cannot
+    be predicted; empty if it can. ``assumed`` lists settings that the source does not state. ``source`` is
+    the benchmark, if known.
     """
 
     row: int

@@ -183,9 +183,10 @@ def roundtrip(
 ) -> RoundTrips:
     """Convert each file through every pair of ``formats`` (default: all) and back.
 
-    All files of known formats in a folder are converted, unless the folder is one set of rank files; profiles
-    in it are skipped. ``options`` are for reading the inputs; ``jobs`` is the number of processes. Raises
-    ``FormatError`` for unreadable input, and ``UsageError`` for unknown formats or if no input is a workload.
+    Of a folder, all files of known formats are converted, unless the folder is one set of rank files.
+    Profiles in a folder are skipped. ``options`` are for reading the inputs; ``jobs`` is the number of
+    processes. Raises ``FormatError`` for unreadable input, and ``UsageError`` for unknown formats or if no
+    input is a workload.
     """
     chosen = [load_format(name) for name in formats]
     if chosen and not any(entry.write for entry in chosen):

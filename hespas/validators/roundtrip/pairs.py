@@ -66,8 +66,8 @@ class FormatPair:
 class FilePairs:
     """Round trips of one file, whose format is ``format``.
 
-    ``findings`` counts the diagnostics of the reader by code; facts that it reports as missing are lost
-    before the round trips. ``skipped`` is the reason if a file in a folder was not tried.
+    ``findings`` counts the diagnostics of the reader by code. They include facts that the file lacks, which
+    are therefore not lost by a round trip. ``skipped`` is the reason if a file in a folder was not tried.
     """
 
     path: str
@@ -81,10 +81,11 @@ class FilePairs:
 class Trip:
     """Conversion of a workload to one format and back.
 
-    ``ready`` is the workload that was written; flat formats get it without zero-cost operations and loops.
-    ``back`` is the workload that was read. It is missing if the format cannot be read, or cannot express the
-    workload (``refused``). ``is_unreadable`` is True if the reader refused the written file. ``findings``
-    counts the diagnostics of passes, writer and reader by code. ``path`` is the written file.
+    ``ready`` is the workload that was written. Flat formats get it without zero-cost operations and loops.
+    ``back`` is the workload that was read back. It is None if the format cannot be read, or cannot express
+    the workload (``refused`` is the reason). ``is_unreadable`` is True if the reader refused the written
+    file. ``findings`` counts the diagnostics of passes, writer and reader by code. ``path`` is the written
+    file.
     """
 
     format: str
@@ -98,10 +99,10 @@ class Trip:
 
 @dataclass(slots=True)
 class TripRunner:
-    """Conversions of workloads to files in ``folder`` and back, with a cache.
+    """Conversions of workloads to files in ``folder`` and back, with a cache of results.
 
-    Equal workloads are replaced by one object. So a lossless format costs one conversion instead of one per
-    pair.
+    Equal workloads share one cache entry. A format that loses nothing is therefore converted once, and not
+    once per pair of formats.
     """
 
     folder: Path
@@ -119,7 +120,7 @@ class TripRunner:
     def run(self, workload: Workload, target: str, *, folds: bool) -> Trip:
         """Write a workload from :meth:`canonical` in the format ``target``, and read it back.
 
-        With ``folds``, zero-cost operations are removed for flat formats, as in conversions.
+        If ``folds`` is True, zero-cost operations are removed for flat formats, as in conversions.
         """
         chosen = load_format(target)
         key = (id(workload), target, folds and chosen.flat)
@@ -245,8 +246,8 @@ def _refusal(trip: Trip) -> PairStatus:
 
 
 def _try_pair(start: Workload, source: Format, via: Format, runner: TripRunner) -> FormatPair:
-    """Convert a workload through the format ``via`` and back to ``source``, and compare it, as far as both
-    formats can be read and written.
+    """Convert a workload through the format ``via`` and back to ``source``, and compare the result with the
+    workload. Steps that a format cannot read or write are left out.
     """
     there = runner.run(start, via.name, folds=not is_flat(start.metadata, source))
     trips, status, end = [there], PairStatus.KEPT, there.back
