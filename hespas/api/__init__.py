@@ -122,6 +122,10 @@ if TYPE_CHECKING:
         roundtrip,
         validate_capture,
     )
+    from hespas.api.comparison import (
+        ComparisonReport,
+        compare,
+    )
     from hespas.api.conversion import (
         Conversion,
         conversion_document,
@@ -221,11 +225,9 @@ if TYPE_CHECKING:
     from hespas.api.validation import (
         AccuracyReport,
         CalibrationReport,
-        ComparisonReport,
         SuggestionReport,
         accuracy,
         calibrate,
-        compare,
         suggest_shapes,
     )
     from hespas.api.what_if import (
@@ -239,11 +241,9 @@ _MODULES: dict[str, tuple[str, ...]] = {
     "hespas.api.validation": (
         "AccuracyReport",
         "CalibrationReport",
-        "ComparisonReport",
         "SuggestionReport",
         "accuracy",
         "calibrate",
-        "compare",
         "suggest_shapes",
     ),
     "hespas.api.analysis": (
@@ -265,6 +265,10 @@ _MODULES: dict[str, tuple[str, ...]] = {
         "check",
         "roundtrip",
         "validate_capture",
+    ),
+    "hespas.api.comparison": (
+        "ComparisonReport",
+        "compare",
     ),
     "hespas.api.conversion": (
         "Conversion",

@@ -1,4 +1,4 @@
-"""Validation of estimates against measurements: accuracy, comparisons, calibration, and shapes to measure."""
+"""Validation of estimates against measurements: accuracy, calibration, and shapes to measure."""
 
 from __future__ import annotations
 
@@ -33,19 +33,17 @@ if TYPE_CHECKING:
     from hespas.hardware import Device
     from hespas.hardware.device_fits import Fit
     from hespas.measurements import Measurements
-    from hespas.validators.accuracy import Accuracy, Comparison, Thresholds
+    from hespas.validators.accuracy import Accuracy, Thresholds
     from hespas.validators.accuracy.result import EndToEnd, SummaryRow
     from hespas.validators.calibration import Calibration, Suggestions
 
 __all__ = [
     "AccuracyReport",
     "CalibrationReport",
-    "ComparisonReport",
     "SuggestionReport",
     "accuracy",
     "calibrate",
     "check_recorded",
-    "compare",
     "limit_of",
     "read_program",
     "suggest_shapes",
@@ -584,68 +582,3 @@ def suggest_shapes(
         diagnostics=sink,
     )
     return SuggestionReport(details=details, inputs=tuple(map(str, tables)))
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class ComparisonReport(Result):
-    """Changes of errors between two accuracy reports, and the limit on regressions (NaN: none). ``details``
-    is the validator's own result.
-    """
-
-    details: Comparison
-    max_regression: float = nan
-    result = RenamedAttribute("details")
-
-    @property
-    def exceeded(self) -> tuple[str, ...]:
-        """Return a sentence for each figure that grew by more than the limit."""
-        return self.details.exceeded(self.max_regression)
-
-    def headline(self) -> str:
-        """Return the summary line: the numbers of figures that got worse and better."""
-        grown = sum(change.difference > 0 for change in self.details.changes)
-        shrunk = sum(change.difference < 0 for change in self.details.changes)
-        return f"{len(self.details.changes):,} figures, {grown:,} worse, {shrunk:,} better"
-
-    def to_json(self) -> bytes:
-        """Return the JSON document that ``--json`` writes, of schema ``hespas.compare/1``."""
-        from hespas.validators.accuracy import comparison_json
-
-        return comparison_json(self.details, self.max_regression)
-
-    def table(self) -> Table:
-        """Return the result as a table with one row per figure of both reports."""
-        return table_from_records(self.to_dict()["changes"])
-
-
-_Base = Annotated[
-    _Path | AccuracyReport,
-    Option("Accuracy report from `json`.", metavar="BASE.json", is_argument=True, label="BASE"),
-]
-_New = Annotated[
-    _Path | AccuracyReport,
-    Option(
-        "Later accuracy report of the same comparison.", metavar="NEW.json", is_argument=True, label="NEW"
-    ),
-]
-_MaxRegression = Annotated[
-    float | None,
-    Option("Exit with 1 if an error grew by more; 0.01 is a percentage point.", metavar="X"),
-]
-
-
-@checked()
-def compare(base: _Base, new: _New, *, max_regression: _MaxRegression = None) -> ComparisonReport:
-    """Compare two accuracy reports, or the documents of ``accuracy --json``.
-
-    ``max_regression`` is the largest increase of an error that passes, as a fraction: 0.01 is one
-    percentage point. Raises ``FormatError`` for a file that
-    is not such a document, ``UsageError`` if the reports have no figure in common.
-    """
-    from hespas.validators.accuracy import compare_reports
-
-    limit = limit_of("max_regression", max_regression)
-    before, after = (
-        report.to_json() if isinstance(report, AccuracyReport) else Path(report) for report in (base, new)
-    )
-    return ComparisonReport(compare_reports(before, after), limit)
