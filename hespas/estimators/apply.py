@@ -69,7 +69,7 @@ def refuse_converted(workload: Workload, device: Device) -> None:
     """Raise ``UnsupportedError`` for matrix products in a number format that a device has no units for."""
     hint = "use another precision or device, or `on_unknown=warn` to estimate what would run"
     if _lacks_tf32(workload.metadata, device):
-        raise UnsupportedError(f"{device.name} has no TF32 units: products would run in IEEE f32", hint=hint)
+        raise UnsupportedError(f"{device.name} has no TF32 units: matmuls would run in IEEE f32", hint=hint)
     for graph in workload.classes:
         changes, nodes = _converted_types(graph, device)
         if changes:

@@ -126,15 +126,27 @@ def split_order(text: str) -> tuple[str, ...]:
     return _checked(tuple(part.strip() for part in text.split("+")), "order")
 
 
+_EXAMPLE_ORDER = "database+calibrated+roofline"
+
+
 def _checked(order: tuple[str, ...], key: str) -> tuple[str, ...]:
     if not order or not all(order):
-        raise UsageError(f"composite: {key} names no estimator", hint="write database+calibrated+roofline")
-    if len(set(order)) < len(order):
-        raise UsageError(f"composite: {key} names an estimator twice: {'+'.join(order)}")
+        raise UsageError(
+            f"composite: {key} has an empty estimator: {'+'.join(order)!r}", hint=f"write {_EXAMPLE_ORDER}"
+        )
+    repeated = next((part for part in order if order.count(part) > 1), "")
+    if repeated:
+        raise UsageError(f"composite: {key} names {repeated!r} twice", hint="name each estimator once")
     if len(order) > _MOST_ESTIMATORS:
-        raise UsageError(f"composite: {key} names more than {_MOST_ESTIMATORS} estimators")
+        raise UsageError(
+            f"composite: {key} names {len(order)} estimators, more than the limit of {_MOST_ESTIMATORS}",
+            hint="name fewer estimators",
+        )
     if any(part.partition(":")[0] == "composite" for part in order):
-        raise UsageError(f"composite: {key} names the composite itself")
+        raise UsageError(
+            f"composite: {key} names composite, which cannot contain itself",
+            hint=f"name other estimators: {_EXAMPLE_ORDER}",
+        )
     return order
 
 

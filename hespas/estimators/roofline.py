@@ -103,13 +103,20 @@ class Roofline:
         if self.default_dtype and find_dtype(self.default_dtype) is None:
             raise UsageError(f"unknown element type {self.default_dtype!r}", hint="write bf16, f32, i8, ...")
         if self.algorithm not in ("auto", "ring", "tree"):
-            raise UsageError(f"unknown algorithm {self.algorithm!r}", hint="use one of: auto, ring, tree")
-        if min(self.compute_efficiency, self.memory_efficiency) <= 0:
             raise UsageError(
-                "an efficiency must be above 0", hint="use a share of the published peak, such as 0.7"
+                f"unknown collective algorithm {self.algorithm!r}", hint="use one of: auto, ring, tree"
             )
-        if min(self.transcendental_weight, self.sort_passes) < 0:
-            raise UsageError("transcendental_weight and sort_passes must not be negative")
+        for name in ("compute_efficiency", "memory_efficiency"):
+            if getattr(self, name) <= 0:
+                raise UsageError(
+                    f"roofline: invalid option {name}={getattr(self, name):g}",
+                    hint="use a share of the published peak, such as 0.7",
+                )
+        for name in ("transcendental_weight", "sort_passes"):
+            if getattr(self, name) < 0:
+                raise UsageError(
+                    f"roofline: invalid option {name}={getattr(self, name):g}", hint="use 0 or more"
+                )
 
     @property
     def name(self) -> str:

@@ -70,14 +70,18 @@ class Training:
             )
         if self.base.partition(":")[0] == "training":
             raise UsageError(
-                "training: base is training itself", hint="name another estimator: base=composite"
+                f"training: base={self.base} is the estimator training itself",
+                hint="name another estimator: base=composite",
             )
         if self.power_w != 0 and not self.power_w >= 1:
-            raise UsageError("training: power_w is below 1 W", hint="omit it to use the device file's value")
+            raise UsageError(
+                f"training: invalid option power_w={self.power_w:g}",
+                hint="use 1 W or more, or omit it to use the device file's value",
+            )
         if not _LEAST <= self.bandwidth <= 1 / _LEAST:
             raise UsageError(
-                f"training: bandwidth must be {_LEAST:g} to {1 / _LEAST:g} times the device file's",
-                hint="omit it to use the device file's value",
+                f"training: invalid option bandwidth={self.bandwidth:g}",
+                hint=f"use {_LEAST:g} to {1 / _LEAST:g} times the device file's, or omit it",
             )
         object.__setattr__(self, "_model", for_job(load_estimator(self.base), self.num_ranks))
 

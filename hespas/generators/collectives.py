@@ -137,22 +137,24 @@ class CollectiveBenchmark:
         unknown = [kind for kind in self.kinds if kind not in KINDS]
         if unknown or not self.kinds:
             raise UsageError(
-                f"unknown kind: {', '.join(unknown) or '(none)'}", hint=f"choose one of {', '.join(KINDS)}"
+                f"unknown collective {unknown[0]!r}" if unknown else "no collective is given",
+                hint=f"choose from {', '.join(KINDS)}",
             )
         if not 2 <= self.ranks <= _MOST_RANKS:
             raise UsageError(
-                "collectives need at least two ranks", hint=f"choose 2 to {_MOST_RANKS:,} `ranks`"
+                f"`ranks={self.ranks}`: expected 2 to {_MOST_RANKS:,} ranks", hint="set `ranks=8`"
             )
         calls = len(self.kinds) * len(self.sizes) * self.repeat
         if calls > _MOST_CALLS:
             raise UsageError(
-                f"{calls:,} calls exceed the limit of {_MOST_CALLS:,}", hint="choose a smaller `repeat`"
+                f"{calls:,} calls (collectives x sizes x repeats) exceed the limit of {_MOST_CALLS:,}",
+                hint="choose a smaller `repeat`",
             )
         if find_dtype(self.dtype) is None:
             raise UsageError(f"unknown element type {self.dtype!r}", hint="choose bf16, f16, f32, i8 ...")
         if parse_groups(self.groups, self.ranks).group_size < 2:
             raise UsageError(
-                f"groups {self.groups}: groups of one rank", hint="choose an axis of two or more ranks"
+                f"groups {self.groups}: each group has one rank", hint="choose an axis of two or more ranks"
             )
         if "ping_pong" not in self.kinds:
             return Workload.spmd(_graph(self, 0), self.ranks)

@@ -16,7 +16,7 @@ from typing import Literal
 
 from hespas.generators.llm.kernels import KernelWriter, TensorSpec
 from hespas.generators.llm.schedule import PassTemplate
-from hespas.generators.spec import Account, Bounded
+from hespas.generators.spec import Account, Bounded, check_positive
 from hespas.graph import CollectiveKind, GraphBuilder, OpClass, StepFacts, StridedGroups, Workload
 from hespas.graph.errors import UsageError
 
@@ -92,14 +92,19 @@ class DlrmStep(Bounded):
 
     def workload(self) -> Workload:
         """Make a workload of one rank class."""
-        if min(self.ranks, self.batch, self.tables, self.rows, self.width, self.lookups) < 1:
-            raise UsageError("ranks, batch, tables, rows, width and lookups must be at least 1")
+        sizes = ("ranks", "batch", "tables", "rows", "width", "lookups")
+        check_positive({name: getattr(self, name) for name in sizes})
         state = self.tables * self.rows * self.width
         work = self.batch * (self.tables + 1) ** 2 * self.width * self.lookups
-        if self.ranks > _MOST_RANKS or max(state, work) > _MOST_ELEMENTS:
+        if self.ranks > _MOST_RANKS:
             raise UsageError(
-                f"more than {_MOST_RANKS:,} ranks, or sizes whose product is beyond 2**60",
-                hint="choose fewer `ranks`, or a smaller `batch`, tables, rows or width",
+                f"{self.ranks:,} ranks exceed the limit of {_MOST_RANKS:,}", hint="choose fewer `ranks`"
+            )
+        if max(state, work) > _MOST_ELEMENTS:
+            raise UsageError(
+                f"the embedding tables have {float(state):.3g} elements, and the step {float(work):.3g} "
+                "multiplications: the limit of both is 2**60",
+                hint="choose a smaller `batch`, `tables`, `rows` or `width`",
             )
         if self.sharding not in {"table", "row", "column"}:
             raise UsageError(f"unknown sharding {self.sharding!r}", hint="choose table, row or column")
@@ -109,7 +114,11 @@ class DlrmStep(Bounded):
             )
         split = {"table": self.tables, "row": self.rows, "column": self.width}[self.sharding]
         if split % self.ranks:
-            raise UsageError(f"{self.ranks} ranks do not divide {split} (sharded by {self.sharding})")
+            unit = {"table": "tables", "row": "rows", "column": "columns"}[self.sharding]
+            raise UsageError(
+                f"{split:,} {unit} cannot be divided over {self.ranks} ranks (sharding {self.sharding})",
+                hint=f"choose a number of {unit} that is a multiple of the ranks",
+            )
         builder = GraphBuilder(self.name)
         _DlrmWriter(self, KernelWriter(builder, PassTemplate("step", 0, 0), tf32=self.dtype == "tf32")).run()
         flops = self.account().model_flops_per_step

@@ -14,7 +14,7 @@ from random import Random
 
 import numpy as np
 
-from hespas.generators.spec import Account, Bounded, cuts_of
+from hespas.generators.spec import Account, Bounded, check_positive, cuts_of
 from hespas.graph import (
     CollectiveKind,
     ExplicitGroups,
@@ -73,8 +73,11 @@ class RandomJob(Bounded):
 
     def workload(self) -> Workload:
         """Make the job."""
-        if not 2 <= self.ranks <= _MOST_RANKS or self.nodes < 1 or self.width < 1:
-            raise UsageError("a random job needs at least two ranks, one node and a width of one")
+        if not 2 <= self.ranks <= _MOST_RANKS:
+            raise UsageError(
+                f"`ranks={self.ranks}`: expected 2 to {_MOST_RANKS:,} ranks", hint="set `ranks=8`"
+            )
+        check_positive({"nodes": self.nodes, "width": self.width})
         if self.seed < 0:
             raise UsageError(f"invalid seed {self.seed}: expected 0 or more", hint="choose `seed=0`")
         if self.nodes > _MOST_NODES:
@@ -88,7 +91,11 @@ class RandomJob(Bounded):
             )
         shares = (self.collective_share, self.p2p_share)
         if min(shares) < 0 or sum(shares) > 1:
-            raise UsageError("shares of collectives and messages must be at least 0, and at most 1 in total")
+            raise UsageError(
+                f"collective_share is {self.collective_share:g} and p2p_share is {self.p2p_share:g}: "
+                "expected 0 or more, and at most 1 in total",
+                hint="set `collective_share=0.3` and `p2p_share=0.3`",
+            )
         if self.broken and self.broken not in RULES:
             raise UsageError(f"unknown rule {self.broken!r}", hint=f"choose one of {', '.join(RULES)}")
         if self.broken and self.broken != "cycle" and self.classes < 2:

@@ -18,6 +18,7 @@ __all__ = [
     "Filling",
     "Generator",
     "beyond_bound",
+    "check_positive",
     "cuts_of",
     "fillings",
 ]
@@ -26,6 +27,13 @@ MOST_COUNT = 1 << 31
 """Upper bound of every numeric setting of a generator: products of three such numbers stay within 128 bits,
 and one number times its byte count within the 64 bits of a tensor dimension.
 """
+
+
+def check_positive(values: Mapping[str, float], *, owner: str = "") -> None:
+    """Raise ``UsageError`` for a value below 1. ``owner`` is the start of the message."""
+    for name, value in values.items():
+        if not value >= 1:
+            raise UsageError(f"{owner}{name} is {value:g}, but must be 1 or more", hint=f"set `{name}=1`")
 
 
 def beyond_bound(settings: object) -> Iterator[tuple[str, str]]:

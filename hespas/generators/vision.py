@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from hespas.generators.llm.kernels import AttentionShape, KernelWriter, TensorSpec
 from hespas.generators.llm.schedule import PassTemplate
-from hespas.generators.spec import Account, Bounded
+from hespas.generators.spec import Account, Bounded, check_positive
 from hespas.graph import CollectiveKind, GraphBuilder, StepFacts, StridedGroups, Workload
 from hespas.graph.errors import UsageError
 
@@ -94,12 +94,18 @@ class VisionModel(Bounded):
 
     def check(self) -> None:
         """Raise ``UsageError`` for sizes that do not divide evenly."""
-        if min(self.image, self.patch, self.channels, self.hidden, self.layers, self.heads, self.ffn) < 1:
-            raise UsageError(f"{self.name}: all sizes must be at least 1")
+        sizes = ("image", "patch", "channels", "hidden", "layers", "heads", "ffn")
+        check_positive({name: getattr(self, name) for name in sizes}, owner=f"{self.name}: ")
         if self.image % self.patch:
-            raise UsageError(f"{self.name}: patches of {self.patch} do not tile an image of {self.image}")
+            raise UsageError(
+                f"{self.name}: image {self.image} is not a multiple of the patch, {self.patch}",
+                hint=f"set `image={-(-self.image // self.patch) * self.patch}`",
+            )
         if self.hidden % self.heads:
-            raise UsageError(f"{self.name}: {self.heads} heads do not divide a width of {self.hidden}")
+            raise UsageError(
+                f"{self.name}: hidden {self.hidden} is not a multiple of the {self.heads} heads",
+                hint="choose a width that the heads divide",
+            )
 
 
 def vit_b_16() -> VisionModel:
@@ -143,17 +149,19 @@ class VisionStep(Bounded):
     def workload(self) -> Workload:
         """Make a workload of one rank class."""
         self.model.check()
-        if self.dp < 1 or self.batch < 1:
-            raise UsageError(
-                "a step needs at least one rank, and one image on each",
-                hint="set `dp` and `batch` to 1 or more",
-            )
+        check_positive({"dp": self.dp, "batch": self.batch})
         model = self.model
         scores = self.batch * model.heads * model.tokens**2
-        if self.dp > _MOST_RANKS or model.layers > _MOST_LAYERS or scores > _MOST_ELEMENTS:
+        bounds = {"ranks": (self.dp, _MOST_RANKS, "dp"), "layers": (model.layers, _MOST_LAYERS, "layers")}
+        for name, (count, most, option) in bounds.items():
+            if count > most:
+                raise UsageError(
+                    f"{count:,} {name} exceed the limit of {most:,}", hint=f"choose a smaller `{option}`"
+                )
+        if scores > _MOST_ELEMENTS:
             raise UsageError(
-                f"more than {_MOST_RANKS:,} ranks, {_MOST_LAYERS:,} layers, or 2**50 scores of attention",
-                hint="choose a smaller `dp`, `batch`, layers or image",
+                f"{float(scores):.3g} attention scores (batch x heads x tokens^2) exceed the limit of 2**50",
+                hint="choose a smaller `batch` or `image`",
             )
         if self.dtype not in {"bf16", "f16", "f32", "tf32"}:
             raise UsageError(

@@ -309,6 +309,7 @@ def _ready_classes(
                 f"{counted.node_name(node) or counted.op_name(node)} takes {float(durations[node])} ns: "
                 "a schedule needs times that are finite and not negative",
                 position=f"{counted.name or 'graph'}: node {int(counted.id[node])}",
+                hint="correct the duration in the op graph, or estimate it with `hardware=NAME`",
             )
         timed, unknown_times = (
             with_durations(timed, np.where(gaps | ~runs, 0.0, durations)),
@@ -326,8 +327,12 @@ def _settle_trips(graph: OpGraph, missing: MissingPolicy, diagnostics: Diagnosti
     unknown = np.isnan(trips)
     broken = (trips < 0) | (trips > _MOST_TRIPS)
     if broken.any():
-        label = graph.strings[int(table.label[np.flatnonzero(broken)[0]])]
-        raise UnsupportedError(f"{graph.name or 'the graph'}: loop {label} has no countable number of trips")
+        row = int(np.flatnonzero(broken)[0])
+        raise UnsupportedError(
+            f"{graph.name or 'the graph'}: loop {graph.strings[int(table.label[row])]} has a trip count of "
+            f"{float(table.trips[row]):g}, expected 0 to 2**53",
+            hint="correct the trip count in the op graph",
+        )
     diagnostics.warning(
         "simulate.fractional-trips",
         graph.name,

@@ -103,7 +103,7 @@ def test_experts_in_another_format() -> None:
             "leave no memory for a KV cache",
         ),
         (Server(model="Llama-3-8B", hardware="H100-SXM", ep=2), UsageError, "no experts to distribute"),
-        (Server(model="Mamba2-130M", hardware="H100-SXM"), UnsupportedError, "states"),
+        (Server(model="Mamba2-130M", hardware="H100-SXM"), UnsupportedError, "Mamba layers"),
     ],
 )
 def test_what_cannot_be_served(server: Server, error: type[Exception], match: str) -> None:

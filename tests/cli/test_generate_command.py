@@ -125,7 +125,7 @@ def test_steps_of_serving(phase: str, tmp_path: Path) -> None:
         (("gpt-2", "--out", "-"), "a workload consists of files"),
         (("--dry-run",), "either MODEL or --row is required"),
         (("gpt-2", "--precision", "fp3", "--dry-run"), "unknown precision 'fp3'"),
-        (("gpt-2", "--recompute", "everything", "--dry-run"), "everything cannot be recomputed"),
+        (("gpt-2", "--recompute", "everything", "--dry-run"), "unknown module 'everything'"),
         (("gpt-2", "--overlap", "all,none", "--dry-run"), "unknown overlap 'all'"),
         (("gpt-2", "--phase", "decode", "--cp", 2, "--dry-run"), "does not support context parallelism"),
     ],

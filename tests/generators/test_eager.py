@@ -88,11 +88,14 @@ def test_views_force_copies_in_another_order() -> None:
 @pytest.mark.parametrize(
     ("step", "told"),
     [
-        (EagerStep(model=SMALL[0], batch=0), "at least one sequence"),
+        (EagerStep(model=SMALL[0], batch=0), "batch is 0, but must be 1 or more"),
         (EagerStep(model=SMALL[0], length=513), "512 positions"),
-        (EagerStep(model=SMALL[0], length=128, training=True, compiled=True), "forward only"),
+        (
+            EagerStep(model=SMALL[0], length=128, training=True, compiled=True),
+            "not available for training steps",
+        ),
         (EagerStep(model=replace(SMALL[-1], experts=0)), "experts"),
-        (EagerStep(model=replace(SMALL[0], heads=0)), "at least 1"),
+        (EagerStep(model=replace(SMALL[0], heads=0)), "heads is 0, but must be 1 or more"),
         (EagerStep(model=replace(SMALL[-1], layers=10_001)), "layers"),
     ],
 )

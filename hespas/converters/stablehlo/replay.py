@@ -103,9 +103,10 @@ def replay(graph: OpGraph, num_ranks: int) -> ProgramReplay:
     if len(order) < len(graph):
         first = min(set(range(len(graph))) - set(order))
         raise FormatError(
-            f"{graph.name}: {len(graph) - len(order)} operations wait for each other in a cycle",
-            position=f"node {first} and its dependents",
-            hint="list them with `hespas-validate check`",
+            f"{graph.name or 'the graph'}: dependencies form a cycle, so that {len(graph) - len(order):,} "
+            "operations never start",
+            position=f"node {int(graph.id[first])}, which is in the cycle or depends on it",
+            hint="run `hespas-validate check` to see the cycle",
         )
     writer = _ReplayWriter(graph, num_ranks)
     for node in order:

@@ -61,11 +61,15 @@ class _CompiledEstimator:
     def __post_init__(self) -> None:
         """Check the options; raises ``UsageError``."""
         if self.region not in {"fused", "op"}:
-            raise UsageError(f"{self.name}: invalid region {self.region!r}", hint="use fused or op")
+            raise UsageError(f"{self.name}: invalid option region={self.region}", hint="use fused or op")
         if self.failed not in {"error", "unknown"}:
             raise UsageError(f"{self.name}: invalid option failed={self.failed}", hint="use error or unknown")
-        if not (1 <= self.repeats <= 1000 and 0 < self.timeout_s < float("inf")):
-            raise UsageError(f"{self.name}: repeats must be 1 to 1000, and timeout_s above 0")
+        if not 1 <= self.repeats <= 1000:
+            raise UsageError(f"{self.name}: invalid option repeats={self.repeats}", hint="use 1 to 1000")
+        if not 0 < self.timeout_s < float("inf"):
+            raise UsageError(
+                f"{self.name}: invalid option timeout_s={self.timeout_s:g}", hint="use seconds above 0"
+            )
         if self.progress is not None and not callable(self.progress):
             raise UsageError(
                 f"{self.name}: option progress must be a Python function", hint="set it in Python only"

@@ -312,7 +312,7 @@ class Database:
             )
         if (given is None) == (not self.path):
             raise UsageError(
-                "the database needs a table", hint=f"write database:path=FILE, or database:path={INSTALLED}"
+                "database: no table is given", hint=f"write database:path=FILE, or database:path={INSTALLED}"
             )
         if isinstance(given, Measurements):
             object.__setattr__(self, "_library", MeasurementLibrary.of([visible(given, self.split)]))

@@ -81,7 +81,7 @@ def run_command(
         if ended.stopped == "time":
             raise CommandError(f"no result within {timeout_s:g} s")
         if ended.stopped == "output":
-            raise CommandError(f"it wrote more than {_MOST_WRITTEN_BYTES >> 20} MiB of messages")
+            raise CommandError(f"{command[0]} wrote more than {_MOST_WRITTEN_BYTES >> 20} MiB of messages")
         size = output.seek(0, os.SEEK_END)
         output.seek(max(size - _MOST_BYTES, 0))
         text = output.read().decode("utf-8", "replace")
@@ -231,8 +231,15 @@ class ExternalSimulator:
         """Check the options; raises ``UsageError``."""
         if self.failed not in {"error", "unknown"}:
             raise UsageError(f"{self.name}: invalid option failed={self.failed}", hint="use error or unknown")
-        if not (self.clock_mhz >= 0 and isfinite(self.clock_mhz) and 0 < self.timeout_s < float("inf")):
-            raise UsageError(f"{self.name}: clock_mhz must not be negative, timeout_s must be above 0")
+        if not (self.clock_mhz >= 0 and isfinite(self.clock_mhz)):
+            raise UsageError(
+                f"{self.name}: invalid option clock_mhz={self.clock_mhz:g}",
+                hint="use a clock above 0, or 0 for the device's",
+            )
+        if not 0 < self.timeout_s < float("inf"):
+            raise UsageError(
+                f"{self.name}: invalid option timeout_s={self.timeout_s:g}", hint="use seconds above 0"
+            )
         if self.progress is not None and not callable(self.progress):
             raise UsageError(
                 f"{self.name}: option progress must be a Python function", hint="set it in Python only"
@@ -341,9 +348,9 @@ class ExternalSimulator:
             with TemporaryDirectory(prefix=f"hespas-{self.name}-") as folder:
                 result = self.simulate(product, device, Path(folder))
             if not _states_time(result):
-                raise CommandError("its output states no time")
+                raise CommandError("the output of the simulator states no time")
         except CommandError as error:
-            text = f"{self.name} failed on a product of {product}: {error}"
+            text = f"{self.name} failed on a matmul of {product}: {error}"
             if self.failed == "error":
                 hint = f"leave it unknown: `estimator={self.name}:failed=unknown` (or `on_unknown=warn`)"
                 raise UnsupportedError(text, hint=hint) from error

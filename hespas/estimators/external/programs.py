@@ -60,9 +60,12 @@ class Cocossim(ExternalSimulator):
         if self.array:
             parse_array(self.array)
         if self.dataflow and parse_dataflow(self.dataflow) == "is":
-            raise UsageError("cocossim: option dataflow must be os or ws")
+            raise UsageError(
+                f"cocossim: dataflow {self.dataflow!r} is not available",
+                hint="use dataflow=os or dataflow=ws",
+            )
         if self.cores < 1:
-            raise UsageError("cocossim: option cores must be 1 or more")
+            raise UsageError(f"cocossim: invalid option cores={self.cores}", hint="use 1 or more")
 
     def available(self) -> Availability:
         """Return the availability: test if the program exists."""
@@ -94,7 +97,10 @@ class Cocossim(ExternalSimulator):
             hint = "state one: `estimator=cocossim:array=128x128`"
             raise UsageError(f"cocossim: the file of {device.name} states no systolic array", hint=hint)
         if array.rows != array.columns:
-            raise UsageError(f"cocossim: arrays are square, not {array.rows}x{array.columns}")
+            raise UsageError(
+                f"cocossim: the array is {array.rows}x{array.columns}, but COCOSSim requires a square array",
+                hint=f"set a square array: array={array.rows}x{array.rows}",
+            )
         weights_stay = array.dataflow != "os"  # its arrays have no input-stationary dataflow
         settings = {"c": self.cores, "sa_sz": array.rows, "vu_sz": array.rows, "ws": int(weights_stay)}
         clock = f"{self.clock_hz(device) / 1e9:.6g}"
@@ -179,7 +185,7 @@ class Onnxim(ExternalSimulator):
     def _config(self) -> bytes:
         if not self.config:
             hint = "name it: `estimator=onnxim:command=PATH/Simulator,config=FILE.json`"
-            raise UsageError("onnxim: a configuration is needed", hint=hint)
+            raise UsageError("onnxim: no configuration is given", hint=hint)
         return read_document(Path(self.config), limits().configuration_bytes, "a configuration of ONNXim")
 
 

@@ -105,7 +105,7 @@ class ScaleSim(ExternalSimulator):
         if self.dataflow:
             parse_dataflow(self.dataflow)
         if self.buffer_kb < 1:
-            raise UsageError("scalesim: option buffer_kb must be 1 or more")
+            raise UsageError(f"scalesim: invalid option buffer_kb={self.buffer_kb}", hint="use 1 or more KiB")
 
     def available(self) -> Availability:
         """Return the availability: test if the package is installed."""
@@ -184,7 +184,9 @@ class ZigZag(ExternalSimulator):
         """Check the options; raises ``UsageError``."""
         ExternalSimulator.__post_init__(self)
         if not 1 <= self.lpf_limit <= _MOST_LOOPS:
-            raise UsageError(f"zigzag: option lpf_limit must be 1 to {_MOST_LOOPS}")
+            raise UsageError(
+                f"zigzag: invalid option lpf_limit={self.lpf_limit}", hint=f"use 1 to {_MOST_LOOPS}"
+            )
 
     def available(self) -> Availability:
         """Return the availability: test if the package is installed."""
@@ -242,7 +244,7 @@ class ZigZag(ExternalSimulator):
     def _files(self) -> tuple[tuple[str, str], tuple[str, str]]:
         if not self.accelerator or not self.mapping:
             raise UsageError(
-                "zigzag: an accelerator and a mapping are needed",
+                "zigzag: no accelerator or no mapping is given",
                 hint="name both: `estimator=zigzag:accelerator=FILE.yaml,mapping=FILE.yaml,clock_mhz=940`",
             )
         return (self.accelerator, "accelerator"), (self.mapping, "mapping")

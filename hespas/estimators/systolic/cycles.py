@@ -145,9 +145,12 @@ def fold_counts(
     of folds and are not merged into ``m``.
     """
     times = np.ones_like(m) if batch is None else batch
-    lengths = {column.shape for column in (m, n, k, times)}
-    if len(lengths) > 1:
-        raise UsageError("the sizes of products differ in length")
+    shapes = [column.shape for column in (m, n, k, times)]
+    if len(set(shapes)) > 1:
+        listed = ", ".join(map(str, shapes))
+        raise UsageError(
+            f"m, n, k and batch have different shapes: {listed}", hint="give one value of each per matmul"
+        )
     parts = [
         _block(*(column[first : first + _BLOCK] for column in (m, n, k, times)), array=array)
         for first in range(0, max(len(m), 1), _BLOCK)

@@ -108,8 +108,12 @@ class Systolic:
                 f"systolic: invalid option arrays={self.arrays}",
                 hint="use a number from 1 to 65,536, or 0 for the device's",
             )
-        if not (self.words_per_cycle >= 0 and self.buffer_kb > 0):
-            raise UsageError("systolic: words_per_cycle must not be negative, buffer_kb must be above 0")
+        if not self.words_per_cycle >= 0:
+            raise UsageError(
+                f"systolic: invalid option words_per_cycle={self.words_per_cycle:g}", hint="use 0 or more"
+            )
+        if not self.buffer_kb > 0:
+            raise UsageError(f"systolic: invalid option buffer_kb={self.buffer_kb:g}", hint="use KiB above 0")
 
     @property
     def name(self) -> str:

@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Literal
 
 from hespas.generators.eager.kernels import EagerOperators, Shape
-from hespas.generators.spec import Account, Bounded
+from hespas.generators.spec import Account, Bounded, check_positive
 from hespas.graph import GraphBuilder, OpClass, StepFacts, Workload
 from hespas.graph.errors import UsageError
 
@@ -89,10 +89,10 @@ class EagerModel(Bounded):
 
     def check(self) -> None:
         """Raise ``UsageError`` for sizes below 1."""
-        if min(self.hidden, self.layers, self.heads, self.head_dim, self.ffn, self.vocab) < 1:
-            raise UsageError(f"{self.name}: all sizes must be at least 1")
-        if self.written == "switch" and min(self.experts, self.capacity) < 1:
-            raise UsageError(f"{self.name}: experts and their capacity must be at least 1")
+        sizes = ["hidden", "layers", "heads", "head_dim", "ffn", "vocab"]
+        if self.written == "switch":
+            sizes += ["experts", "capacity"]
+        check_positive({name: getattr(self, name) for name in sizes}, owner=f"{self.name}: ")
 
 
 def _gpt(name: str, sizes: tuple[int, int, int, int], source: str) -> EagerModel:
@@ -487,22 +487,26 @@ class EagerStep(Bounded):
         """
         model = self.model
         model.check()
-        if min(self.batch, self.length) < 1:
-            raise UsageError(
-                "a step needs at least one sequence of one token",
-                hint="set `batch` and `length` to 1 or more",
-            )
+        check_positive({"batch": self.batch, "length": self.length})
         if self.training and self.compiled:
-            raise UsageError("compiled steps are forward only", hint="set `compiled=False`")
+            raise UsageError(
+                "`compiled` is not available for training steps",
+                hint="generate the forward pass only, or an eager step",
+            )
         if model.positions and self.length > model.positions:
             raise UsageError(
                 f"{model.name} has {model.positions:,} positions, but a sequence has {self.length:,} tokens",
                 hint="choose a shorter `length`",
             )
         scores = self.batch * model.heads * self.length**2
-        if model.layers > _MOST_LAYERS or scores > _MOST_ELEMENTS:
+        if model.layers > _MOST_LAYERS:
             raise UsageError(
-                f"more than {_MOST_LAYERS:,} layers or 2**50 scores of attention", hint="choose smaller sizes"
+                f"{model.layers:,} layers exceed the limit of {_MOST_LAYERS:,}", hint="choose fewer layers"
+            )
+        if scores > _MOST_ELEMENTS:
+            raise UsageError(
+                f"{float(scores):.3g} attention scores (batch x heads x length^2) exceed the limit of 2**50",
+                hint="choose a smaller `batch` or `length`",
             )
         builder = GraphBuilder(self.name)
         ops = EagerOperators(builder, self.training, self.compiled)

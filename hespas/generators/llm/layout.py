@@ -271,8 +271,9 @@ def _uneven(count: int, layout: Layout) -> list[int]:
             continue
         if layers % layout.vp:
             raise UsageError(
-                f"{layers} layers of a stage do not divide over its {layout.vp} chunks",
+                f"the {layers} layers of stage {stage} do not divide over its {layout.vp} chunks",
                 code="vp-divides-layers",
+                hint="choose a number of layers that is a multiple of `vp`",
             )
         sizes[stage :: layout.pp] = [layers // layout.vp] * layout.vp
     return sizes

@@ -464,6 +464,7 @@ def _count(cells: Mapping[str, str], column: str, table: Path, position: str) ->
             f"{clipped(text)!r} is not a whole number",
             path=str(table),
             position=f"{position}, column {column}",
+            hint="write a whole number of 0 or more",
         )
     return int(text)
 
@@ -490,6 +491,9 @@ def _limits(cells: Mapping[str, str], table: Path, position: str) -> tuple[dict[
         return {key: count}, ""
     if not 0 < limited < period <= 100:
         raise FormatError(
-            f"{clipped(pattern)!r} is not a pattern of layers", path=str(table), position=position
+            f"{clipped(pattern)!r} is not a pattern of layers",
+            path=str(table),
+            position=f"{position}, column sliding_pattern",
+            hint="write alternating, 5 local : 1 global, or on 3 of 4 layers",
         )
     return {key: count}, "L" * limited + "G" * (period - limited)

@@ -42,7 +42,7 @@ from hespas.generators.llm.model import (
 from hespas.generators.llm.rank import ModelRank
 from hespas.generators.llm.schedule import PassTemplate
 from hespas.generators.llm.settings import PRECISIONS, ModelPrecision, Style, Training, precision_of
-from hespas.generators.spec import MOST_COUNT, Account, Filling, fillings
+from hespas.generators.spec import MOST_COUNT, Account, Filling, check_positive, fillings
 from hespas.graph import (
     PROGRAM_BYTES,
     CollectiveKind,
@@ -192,7 +192,7 @@ def serving_layout(model: Model, *, tp: int, dp: int, ep: int) -> Layout:
     """
     if not any(isinstance(block, Experts) for block in model.blocks()):
         if ep > 1:
-            raise UsageError(f"{model.name} has no experts to distribute", hint="set `ep=1`")
+            raise UsageError(f"`ep={ep}`: {model.name} has no experts to distribute", hint="set `ep=1`")
         return Layout(tp=tp, ep=ep)
     ranks = dp * tp
     shared = ranks // ep if ep > 0 and ranks % ep == 0 else 1
@@ -330,7 +330,9 @@ class ServingStep:
         if self.phase == "disaggregated":
             if self.layout.pp > 1:
                 raise UsageError(
-                    "disaggregated serving has no pipeline", code="serving-layout", hint="set `pp=1`"
+                    f"`pp={self.layout.pp}`: disaggregated serving does not support a pipeline",
+                    code="serving-layout",
+                    hint="set `pp=1`",
                 )
             graphs = tuple(
                 ServingStage(self, 0, pool, f"{self.name}.{pool}").graph() for pool in _pools(self.phase)
@@ -364,22 +366,16 @@ class ServingStep:
         return Workload(name=self.name, classes=graphs, rank_class=rank_class, metadata=metadata)
 
     def _check(self) -> None:
-        for name in ("batch", "prompt", "page"):
-            if getattr(self, name) < 1:
+        check_positive({name: getattr(self, name) for name in ("batch", "prompt", "page", "drafts")})
+        if self.context < 0:
+            raise UsageError(f"context is {self.context}, but must be 0 or more", hint="set `context=0`")
+        for name, feature in (("cp", "context parallelism"), ("vp", "virtual stages")):
+            if getattr(self.layout, name) > 1:
                 raise UsageError(
-                    f"{name} is {getattr(self, name)}, but must be 1 or more", hint=f"set `{name}=1`"
+                    f"`{name}={getattr(self.layout, name)}`: serving does not support {feature}",
+                    code="serving-layout",
+                    hint=f"set `{name}=1`",
                 )
-        if self.context < 0 or self.drafts < 1:
-            raise UsageError(
-                "context is negative, or drafts is below 1",
-                hint="set `context=0` or more, and `drafts=1` or more",
-            )
-        if self.layout.cp > 1 or self.layout.vp > 1:
-            raise UsageError(
-                "serving does not support context parallelism or virtual stages",
-                code="serving-layout",
-                hint="set `cp=1` `vp=1`",
-            )
         if find_dtype(self.cache) is None:
             raise UsageError(
                 f"unknown element type {self.cache!r}", hint="choose bf16, f16, f8E4M3FN, i8 ..."

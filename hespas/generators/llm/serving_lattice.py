@@ -161,9 +161,15 @@ def lattice_kernels(step: ServingStep, grids: LatticeGrids) -> ServingLatticeKer
 
 def _check_supported(step: ServingStep) -> None:
     if step.layout.pp > 1:
-        raise UnsupportedError("serving by a pipeline is not simulated", hint="set `pp=1`, and a larger `tp`")
+        raise UnsupportedError(
+            f"`pp={step.layout.pp}`: serving with a pipeline cannot be simulated",
+            hint="set `pp=1`, and a larger `tp`",
+        )
     if any(isinstance(block, Mamba) for block in step.model.blocks()):
-        raise UnsupportedError(f"{step.model.name} has Mamba states, whose steps are not simulated")
+        raise UnsupportedError(
+            f"{step.model.name} has Mamba layers, whose serving cannot be simulated",
+            hint="choose a model without Mamba layers, or generate single steps: hespas generate llm",
+        )
 
 
 _KEY_KERNELS = ("kv_up.quantize", "kv_up", "kv_join")

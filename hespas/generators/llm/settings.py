@@ -158,11 +158,18 @@ def recompute_of(text: str) -> Recompute:
         return Recompute()
     names = {"selective": ["core_attn"], "full": ["block"]}.get(name, name.split(","))
     unknown = [module for module in names if module not in MODULES]
-    if unknown or (count and not (count.isdecimal() and len(count) < _MOST_DIGITS)):
+    if name == "none":
+        raise UsageError(f"recompute '{text}': none takes no number of layers", hint="write none")
+    if unknown:
         raise UsageError(
-            f"recompute '{text}': {unknown[0] if unknown else count} cannot be recomputed",
+            f"recompute '{text}': unknown module '{unknown[0]}'",
             hint="choose none, selective, full, full:LAYERS, or some of "
             f"{', '.join(MODULES)}, separated by commas",
+        )
+    if count and not (count.isdecimal() and len(count) < _MOST_DIGITS):
+        raise UsageError(
+            f"recompute '{text}': '{count}' is not a number of layers",
+            hint=f"write the number of layers of each stage, such as {name}:21",
         )
     return Recompute(modules=frozenset(names), layers=int(count) if count else -1)
 
@@ -177,7 +184,7 @@ def offload_of(text: str, recompute: Recompute) -> tuple[bool, Recompute]:
     unknown = sorted(names.difference(MODULES, ("optimizer", LAYER_INPUT)))
     if unknown:
         raise UsageError(
-            f"offload '{text}': {unknown[0]} cannot be moved to the host",
+            f"offload '{text}': unknown module '{unknown[0]}'",
             hint=f"choose some of optimizer, {LAYER_INPUT}, {', '.join(MODULES)}, separated by commas",
         )
     return "optimizer" in names, replace(recompute, offloaded=frozenset(names - {"optimizer"}))

@@ -19,7 +19,7 @@ from math import isnan, nan, prod
 import numpy as np
 from numpy.typing import NDArray
 
-from hespas.graph import DTYPES, DYNAMIC, OpClass, OpGraph, RaggedArray, TensorTypes
+from hespas.graph import DTYPES, DYNAMIC, CollectiveKind, OpClass, OpGraph, RaggedArray, TensorTypes
 from hespas.graph.columns import BoolArray, FloatArray, SmallIntArray
 from hespas.graph.errors import UnsupportedError
 from hespas.graph.passes import is_recorded_wait, without_waits
@@ -275,7 +275,7 @@ class _CostRecount:
 
     def _refusal(self, node: int, figure: str) -> UnsupportedError:
         return UnsupportedError(
-            f"its {figure} do not follow from the types of its tensors",
+            f"the {figure} of the operation cannot be computed from the types of its tensors",
             position=node_text(self._graph, node),
             hint="give a trace at another size of the axis: `others=OTHER_TRACE`",
         )
@@ -367,6 +367,9 @@ def _elements(figures: GraphFigures, node: int, slot: int) -> float:
 
 
 _HINT = "give a trace whose sizes divide, or rescale along another axis"
+_SAME_PROGRAM = "trace both sizes with the same program and compiler options, or rescale along another axis"
+_NO_RULE = ", which is neither constant, proportional nor inversely proportional"
+_CALLS = {"collectives": "collectives", "p2p": "messages", "contractions": "matmuls"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -413,20 +416,40 @@ def extrapolate(graph: OpGraph, now: GraphFigures, other: OpGraph, sizes: AxisSi
     for name in ("operands", "results"):
         different = np.flatnonzero(getattr(graph, name).lengths[rows] != getattr(second, name).lengths)
         if len(different):
-            raise _unfit(graph, int(rows[different[0]]), f"it has other {name} in the second trace", sizes)
+            row = int(different[0])
+            counts = tuple(
+                f"it has {int(lengths[row])} {name}"
+                for lengths in (getattr(graph, name).lengths[rows], getattr(second, name).lengths)
+            )
+            raise _unfit(graph, int(rows[row]), "the operation", counts, sizes, hint=_SAME_PROGRAM)
     positions = np.cumsum(~is_recorded_wait(graph)) - 1
     for table in TABLE_FIGURES:
         one, two = getattr(graph, table), getattr(second, table)
         if len(one) != len(two) or (positions[one.node] != two.node).any():
-            reason = f"the second trace does not have the same {table}: {len(two)} against {len(one)}"
-            raise _unfit(graph, int(one.node[0]) if len(one) else 0, reason, sizes)
+            if len(one) != len(two):
+                counts = tuple(f"it has {len(calls)} {_CALLS[table]}" for calls in (one, two))
+                node = int(one.node[0]) if len(one) else 0
+                raise _unfit(graph, node, "the program", counts, sizes, hint=_SAME_PROGRAM)
+            row = int(np.flatnonzero(positions[one.node] != two.node)[0])
+            node = int(one.node[row])
+            calls = node_text(graph, node), node_text(second, int(two.node[row]))
+            what = f"{_CALLS[table]} of the program"
+            facts = tuple(f"number {row + 1} is {call}" for call in calls)
+            raise _unfit(graph, node, what, facts, sizes, hint=_SAME_PROGRAM)
     kinds = np.flatnonzero(graph.collectives.kind != second.collectives.kind)
     if len(kinds):
         node = int(graph.collectives.node[kinds[0]])
-        raise _unfit(graph, node, "it is another collective in the second trace", sizes)
+        codes = (int(side.collectives.kind[kinds[0]]) for side in (graph, second))
+        names = tuple(f"it is {CollectiveKind(code).name.lower().replace('_', '-')}" for code in codes)
+        hint = "trace both sizes with the same choice of collectives, or rescale along another axis"
+        raise _unfit(graph, node, "the collective", names, sizes, hint=hint)
     trips = np.flatnonzero(~same(graph.executions[rows], second.executions))
     if len(trips):
-        raise _unfit(graph, int(rows[trips[0]]), "it runs another number of times in the second trace", sizes)
+        row = int(trips[0])
+        counts = tuple(
+            f"it runs {float(count[row]):,g} times" for count in (graph.executions[rows], second.executions)
+        )
+        raise _unfit(graph, int(rows[row]), "the operation", counts, sizes, hint=_SAME_PROGRAM)
     fit = _FigureFit(graph, rows, second, now, sizes)
     operands, results = fit.types("operands"), fit.types("results")
     columns = {name: fit.column(name) for name in NODE_FIGURES}
@@ -436,11 +459,23 @@ def extrapolate(graph: OpGraph, now: GraphFigures, other: OpGraph, sizes: AxisSi
     return GraphFigures(columns, tables, operands, results, fit.rows_of_types.build())
 
 
-def _unfit(graph: OpGraph, node: int, reason: str, sizes: AxisSizes) -> UnsupportedError:
+def _unfit(
+    graph: OpGraph,
+    node: int,
+    what: str,
+    facts: tuple[str, ...],
+    sizes: AxisSizes,
+    *,
+    reason: str = "",
+    hint: str = _HINT,
+) -> UnsupportedError:
+    """Return the error for ``what``, of which ``facts`` are true in the first and in the second trace."""
+    first, second = facts[0], facts[1].removeprefix("it is ")
     return UnsupportedError(
-        f"{reason}: axis {sizes.axis} has no rule for it at {sizes.axis}={sizes.wanted}",
+        f"cannot extrapolate {what} to {sizes.axis}={sizes.wanted}: {first} at {sizes.axis}={sizes.first} "
+        f"and {second} at {sizes.axis}={sizes.second}{reason}",
         position=node_text(graph, node),
-        hint=_HINT,
+        hint=hint,
     )
 
 
@@ -488,14 +523,16 @@ class _FigureFit:
         """
         types, others, sizes = self._graph.types, self._other.types, self._sizes
         first_shape, second_shape = types.shape(a), others.shape(b)
-        shapes = f"{shape_text(types, a)} against {shape_text(others, b)}"
+        shapes = f"it is {shape_text(types, a)}", f"it is {shape_text(others, b)}"
+        tensor = "a tensor of the operation"
         encodings = self._graph.strings[int(types.encoding[a])], self._other.strings[int(others.encoding[b])]
         if (
             len(first_shape) != len(second_shape)
             or types.dtype[a] != others.dtype[b]
             or encodings[0] != encodings[1]
         ):
-            raise _unfit(self._graph, node, shapes, sizes)
+            reason = ", in different encodings" if encodings[0] != encodings[1] else ""
+            raise _unfit(self._graph, node, tensor, shapes, sizes, reason=reason, hint=_SAME_PROGRAM)
         new_shape: list[int] = []
         falls = rises = False
         current_shape = self._now.types.shape(current)
@@ -509,7 +546,9 @@ class _FigureFit:
             if is_inverse:
                 scaled, parts = extent * sizes.first, sizes.wanted
             if not (is_inverse or is_linear) or scaled % parts:
-                raise _unfit(self._graph, node, f"{shapes}, extent {first} against {second}", sizes)
+                follows = is_inverse or is_linear
+                reason = f", but extent {scaled}/{parts} is not a whole number" if follows else _NO_RULE
+                raise _unfit(self._graph, node, tensor, shapes, sizes, reason=reason)
             new_shape.append(scaled // parts)
             falls, rises = falls or is_inverse, rises or is_linear
         return self.rows_of_types.with_shape(current, tuple(new_shape)), (falls, rises)
@@ -556,9 +595,11 @@ class _FigureFit:
         new = np.where(mixed, one + slope * (z - x), now)
         new = np.where(inverse, now * first / wanted, np.where(linear, now * wanted / first, new))
         new = np.where(mixed, np.rint(new), new)
-        wrong |= new < 0
-        if wrong.any():
-            row = int(np.flatnonzero(wrong)[0])
-            reason = f"{name} is {one[row]:,.0f} against {two[row]:,.0f}"
-            raise _unfit(self._graph, int(nodes[row]), reason, self._sizes)
+        negative = ~wrong & (new < 0)
+        if (wrong | negative).any():
+            row = int(np.flatnonzero(wrong | negative)[0])
+            figures = f"it is {one[row]:,.0f}", f"it is {two[row]:,.0f}"
+            reason = ", which extrapolates to a negative number" if negative[row] else _NO_RULE
+            what = f"{name.replace('_', ' ')} of the operation"
+            raise _unfit(self._graph, int(nodes[row]), what, figures, self._sizes, reason=reason)
         return new

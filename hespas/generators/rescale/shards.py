@@ -40,6 +40,8 @@ __all__ = [
     "resize_shards",
 ]
 
+_CONTRADICTION = "two collectives imply different split dimensions of one tensor"
+
 Shape = tuple[int, ...]
 Dims = frozenset[int]
 """Indices of dimensions in a shape."""
@@ -223,7 +225,8 @@ class _ShardFlow:
     def _refusal(self, node: int, reason: str) -> UnsupportedError:
         types = [shape_text(self._graph.types, row) for row in self._types(node)]
         return UnsupportedError(
-            f"axis {self._change.axis} splits a tensor of {', '.join(types)}, and {reason}",
+            f"cannot determine the dimensions that axis {self._change.axis} splits: {reason} "
+            f"(tensors of the operation: {', '.join(types)})",
             position=node_text(self._graph, node),
             hint="give a trace at another size of the axis: `others=OTHER_TRACE`",
         )
@@ -248,14 +251,14 @@ class _ShardFlow:
         """
         count = len(self._operands[node])
         if not count or count != len(self._results[node]):
-            raise self._refusal(node, "the trace does not have the shapes of this operation")
+            raise self._refusal(node, "the trace does not have the shapes of the operation")
         for slot in range(count):
             shapes = [self._shapes[rows[node][slot]] for rows in (self._operands, self._results)]
             part, whole = shapes[small], shapes[1 - small]
             size = self._change.before
             dims = [dim for dim, (a, b) in enumerate(zip(part, whole, strict=False)) if a != b]
             if len(part) != len(whole) or len(dims) != 1 or part[dims[0]] * size != whole[dims[0]]:
-                raise self._refusal(node, "its operand and result do not differ in exactly one dimension")
+                raise self._refusal(node, "the operand and the result do not differ in exactly one dimension")
             self._mark(node, slot + small * count, frozenset(dims))
             self._mark(node, slot + (1 - small) * count, frozenset())
 
@@ -279,7 +282,7 @@ class _ShardFlow:
                 contracted.add(classes[0] if len(classes) == 1 else ())
             if len(contracted) != 1 or not next(iter(contracted)):
                 raise self._refusal(
-                    node, "the contracted dimension of the product is not known from its shapes"
+                    node, "the shapes of the matmul do not determine its contracted dimension"
                 )
             for tensor, dim in next(iter(contracted)):
                 self._mark(node, tensor, frozenset({dim}))
@@ -291,7 +294,7 @@ class _ShardFlow:
                 self.marks[node, slot] = dims
                 self._queue.append(node)
         elif marked != dims:
-            raise self._refusal(node, "two collectives contradict each other")
+            raise self._refusal(node, _CONTRADICTION)
 
     def run(self) -> None:
         """Propagate marks until nothing changes. O(marked nodes x their tensors)."""
@@ -310,7 +313,7 @@ class _ShardFlow:
                 if source is not None:
                     self._mark(*source, dims)
                 elif dims and any(not self._shares_type(node, dep) for dep in self._deps[node]):
-                    reason = "the results of its dependencies do not have the type of that operand"
+                    reason = "no dependency has a result with the type of the split operand"
                     raise self._refusal(node, reason)
 
     def _mark_consumers(self, node: int, slot: int, dims: Dims) -> None:
@@ -319,7 +322,7 @@ class _ShardFlow:
                 continue  # of the program around the part of one device, with whole types
             if dims and not self._shares_type(consumer, node):
                 raise self._refusal(
-                    consumer, f"it has no operand with a type of {node_text(self._graph, node)}"
+                    consumer, f"no operand has the type of a result of {node_text(self._graph, node)}"
                 )
             for operand in range(len(self._operands[consumer])):
                 if self._source(consumer, operand) == (node, slot):
@@ -348,7 +351,7 @@ class _ShardFlow:
             return producers[min(slots.index(slot), len(producers) - 1)]
         if any(self.marks.get(producer) for producer in producers):
             raise self._refusal(
-                node, "it has several operands of the same type, of which any may be the split one"
+                node, "several operands have the same type, and any of them may be the split one"
             )
         return None
 
@@ -371,14 +374,14 @@ class _ShardFlow:
                     if other == slot or len(shape) != len(shapes[slot]) or not shape:
                         continue
                     if any(shape[dim] != shapes[slot][dim] for dim in dims):
-                        raise self._refusal(node, "it slices or repeats the split dimension")
+                        raise self._refusal(node, "the operation slices or repeats the split dimension")
                     self._mark(node, other, dims)
             elif name in _VIEWS or name == "transpose":
                 follow = permuted if name == "transpose" else reshaped
                 target_dims = follow(shapes[slot], shapes[1 - slot], dims)
                 if target_dims is None:
                     raise self._refusal(
-                        node, f"the split dimension after a {name} is not known from its shapes"
+                        node, f"the shapes of the {name} do not determine the split dimension of its result"
                     )
                 self._mark(node, 1 - slot, target_dims)
         if name in {"broadcast_in_dim", "broadcast", "reduce"} or node in self._products:
@@ -388,7 +391,7 @@ class _ShardFlow:
             and node not in self._row
             and name not in _SLICES | _VIEWS | {"transpose", "constant", "iota", "parameter"}
         ):
-            raise self._refusal(node, f"a {name} has no rule for it")
+            raise self._refusal(node, f"Hespas has no rule for a {name}")
 
     def _relations(self, node: int) -> Relations:
         shapes = self._shapes_of(node)
@@ -412,9 +415,7 @@ class _ShardFlow:
         relations between the tensors, only dimensions that are divided under all of them are marked.
         """
         if node in self._products and not self._change.by_products:
-            raise self._refusal(
-                node, "this product has a sharded operand, so its work also depends on the axis"
-            )
+            raise self._refusal(node, "the matmul has a split operand, so its work also depends on the axis")
         results: set[tuple[tuple[int, Dims], ...]] = set()
         for relation in self._relations(node):
             split: dict[int, set[int]] = {}
@@ -424,12 +425,12 @@ class _ShardFlow:
                         split.setdefault(tensor, set()).add(dim)
             results.add(tuple(sorted((tensor, frozenset(dims)) for tensor, dims in split.items())))
         if len(results) != 1:
-            raise self._refusal(node, "the split dimension of its other tensors is not known from its shapes")
+            raise self._refusal(node, "the shapes do not determine the split dimension of the other tensors")
         for tensor, dims in next(iter(results)):
             if tensor not in marks:
                 self._mark(node, tensor, dims)
             elif not dims <= marks[tensor]:
-                raise self._refusal(node, "two collectives contradict each other")
+                raise self._refusal(node, _CONTRADICTION)
 
     def check(self) -> None:
         """Raise ``UnsupportedError`` if a reduction along a tensor-parallel axis has no known matmul before
@@ -438,7 +439,7 @@ class _ShardFlow:
         sums = self._change.is_along & (self._graph.collectives.kind == CollectiveKind.ALL_REDUCE)
         if self._change.by_products and sums.any() and not self.marks:
             node = int(self._graph.collectives.node[sums][0])
-            raise self._refusal(node, "the all-reduce does not complete the sums of a known product")
+            raise self._refusal(node, "the all-reduce does not sum the results of a known matmul")
         if not self.marks:
             return
         first_use: dict[int, tuple[Dims, int]] = {}
@@ -451,4 +452,6 @@ class _ShardFlow:
                 first_dims, first_node = first_use.setdefault(row, (dims, node))
                 if first_dims != dims:
                     other = node_text(self._graph, first_node)
-                    raise self._refusal(node, f"{other} takes a parameter of its type with another split")
+                    raise self._refusal(
+                        node, f"{other} has a parameter of the same type with another split dimension"
+                    )

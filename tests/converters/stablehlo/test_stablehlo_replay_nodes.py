@@ -505,9 +505,9 @@ def test_a_circle_is_refused(write: Write) -> None:
     steps = Steps()
     steps.op(deps=[1])
     steps.op(deps=[0])
-    with pytest.raises(FormatError, match="in a cycle") as caught:
+    with pytest.raises(FormatError, match="form a cycle, so that 2 operations never start") as caught:
         write(steps)
-    assert caught.value.position == "node 0 and its dependents"
+    assert caught.value.position == "node 0, which is in the cycle or depends on it"
 
 
 def test_tensors_past_all_memory_are_refused(write: Write) -> None:

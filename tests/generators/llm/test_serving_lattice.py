@@ -92,7 +92,7 @@ def test_data_ranks_gather_tokens_or_send_them_to_experts() -> None:
 def test_what_is_not_simulated() -> None:
     with pytest.raises(UnsupportedError, match="pipeline"):
         lattice_kernels(ServingStep(model=load_model("Llama-3-8B"), layout=Layout(pp=2)), _GRIDS)
-    with pytest.raises(UnsupportedError, match="states"):
+    with pytest.raises(UnsupportedError, match="Mamba layers"):
         lattice_kernels(ServingStep(model=load_model("Mamba2-130M"), layout=Layout()), _GRIDS)
 
 
