@@ -43,10 +43,11 @@ def elementwise(
     transcendentals: float = 0.0,
     op_class: OpClass = OpClass.ELEMENTWISE,
 ) -> Rule:
-    """Return a cost rule with a number of FLOPs and transcendentals per result element.
+    """Return a cost rule for operations with a fixed number of FLOPs and transcendentals per result element.
 
-    FLOPs are in the type that the values represent, also for quantised values. ``complex_flops`` applies to
-    complex elements: a complex add is 2 FLOPs and a complex multiply 6.
+    The FLOPs have the type that the values represent, also for quantised values. ``complex_flops`` is the
+    number of FLOPs per complex element (None: 2 x ``flops``). For example, a complex add is 2 FLOPs and a
+    complex multiply 6.
     """
     of_complex = 2 * flops if complex_flops is None else complex_flops
 
@@ -81,8 +82,8 @@ def _applied(op: Operation, op_class: OpClass, times: float, flops: float, trans
 
 
 def reduce(op: Operation) -> Cost:
-    """Return the cost of a reduction: one application of the reducer per removed element (inputs minus
-    results). Bytes include all inputs and initial values.
+    """Return the cost of a reduction. The reducer is applied once per removed element; their number is the
+    elements of the inputs minus the elements of the results. Bytes include all inputs and initial values.
     """
     if not isinstance(op.attributes, BodyAttributes) or not op.operands:
         return unknown_cost(op, OpClass.REDUCTION)
@@ -92,7 +93,8 @@ def reduce(op: Operation) -> Cost:
 
 
 def reduce_window(op: Operation) -> Cost:
-    """Count window elements - 1 applications of the reducer per result element.
+    """Return the cost of a windowed reduction. For each result element, the reducer is applied once less than
+    the window has elements.
 
     ``useful_flops`` leaves out window elements on padding or dilation holes; ``flops`` counts all of them.
     """
@@ -111,8 +113,8 @@ def reduce_window(op: Operation) -> Cost:
 
 
 def select_and_scatter(op: Operation) -> Cost:
-    """Return the cost of ``select_and_scatter`` (gradient of max pooling): window elements - 1 comparisons
-    and one application of the scatter body per source element.
+    """Return the cost of ``select_and_scatter`` (gradient of max pooling). For each source element it makes
+    one comparison less than the window has elements, and applies the scatter body once.
     """
     attributes = op.attributes
     if not isinstance(attributes, SelectScatterAttributes):

@@ -139,8 +139,8 @@ def _is_integer(tensor: Tensor) -> bool:
 
 
 def _accumulator(types: tuple[Tensor, Tensor, Tensor], bits: int) -> DType | None:
-    """Return the accumulator type: the smallest type with the stated ``bits``. The default is the type of the
-    result, for quantised operands at least 32 bits wide.
+    """Return the accumulator type: the smallest type with at least ``bits`` bits. If ``bits`` is -1, return
+    the type of the result, but at least 32 bits for quantised operands.
     """
     lhs, rhs, result = types
     integer = _is_integer(lhs) and _is_integer(rhs)
@@ -214,8 +214,8 @@ def _known_extent(left: int, right: int) -> int:
 
 
 def dot(op: Operation) -> Cost:
-    """Return the cost of a matrix product: 2 x batch x M x N x K FLOPs. By default the last dimension of lhs
-    and the first of rhs are contracted.
+    """Return the cost of a matmul: 2 x batch x M x N x K FLOPs. By default the last dimension of lhs and the
+    first of rhs are contracted.
     """
     lhs, rhs = op.operands[0], op.operands[1]
     attributes = op.attributes
@@ -236,11 +236,11 @@ def _matmul(op: Operation, extents: tuple[int, int, int, int], precision: Precis
 
 
 def ragged_dot(op: Operation) -> Cost:
-    """Return the cost of a grouped product: each row of lhs is multiplied with the matrix of one group.
+    """Return the cost of a grouped matmul, in which the ragged dimension of lhs is divided into groups.
 
-    If the ragged dimension is among the rows of lhs (mixture of experts), the right-hand side has a group
-    dimension in front, which adds traffic and no work. If it is contracted, the partial products of all
-    groups are one product.
+    If the ragged dimension is among the rows of lhs (mixture of experts), each group of rows is multiplied
+    with its own matrix of rhs. The group dimension of rhs then adds traffic but no FLOPs. If the ragged
+    dimension is contracted, the partial matmuls of all groups together have the FLOPs of one matmul.
     """
     attributes = op.attributes
     if not isinstance(attributes, RaggedDotAttributes):
@@ -279,7 +279,8 @@ _MOST_BITS = 1 << 16
 
 
 def with_macs(precision: Precision, attributes: Mapping[str, str]) -> Precision:
-    """Return the precision with attributes for narrow or analogue accumulators, which some networks state.
+    """Return ``precision`` with the accumulator that an operation's attributes state. Some networks are
+    trained for narrow or analogue accumulators.
 
     FQ-Conv (arXiv 1912.09356) sets ``accumulator_bits`` (a whole number) and ``mac_noise_sigma`` (a number).
     Invalid numbers are ignored.
@@ -312,9 +313,9 @@ def valid_positions(extent: int, output: int, dim: WindowDim) -> float:
 
     Padding and dilation holes are not stored. Output ``o`` and window position ``k`` read the input at ``p =
     o * stride + k * rhs_dilation - pad_low``, which is stored where ``0 <= p <= (extent - 1) * lhs_dilation``
-    and ``p`` is a multiple of ``lhs_dilation``. Dimensions are independent.
+    and ``p`` is a multiple of ``lhs_dilation``. The pairs of several dimensions are independent.
 
-    O(min(output, window)); NaN where an extent is unknown, or both are above four million.
+    O(min(output, window)). The result is NaN if an extent is unknown, or both are above four million.
     """
     if min(extent, output, dim.size) < 0 or min(output, dim.size) > _MAX_POSITIONS:
         return nan
@@ -332,7 +333,7 @@ def _hits(
     base: np.typing.NDArray[np.int64], run: int, step: int, last: int, modulus: int
 ) -> np.typing.NDArray[np.int64]:
     """Count, for each base, the integers x in [0, run) for which ``base + x * step`` is in [0, last] and a
-    multiple of ``modulus``. It is the number of window positions that read a stored element.
+    multiple of ``modulus``. With window positions as x, it is the number that reads a stored element.
     """
     step = max(step, 1)
     low = np.maximum(-(base // step), 0)
@@ -359,11 +360,11 @@ def convolution(op: Operation) -> Cost:
 def convolution_cost(
     op: Operation, attributes: ConvAttributes, source: Tensor, kernel: Tensor, output: Tensor
 ) -> Cost:
-    """Return the cost of ``source * kernel -> output`` as an implicit matrix product.
+    """Return the cost of ``source * kernel -> output`` as an implicit matmul.
 
     M is output positions, N output features per group, K input features per group times kernel positions. A
     dimension in which each output has its own input and kernel position is a batch dimension, as TPU
-    compilers write batched products. ``useful_flops`` excludes positions on padding and dilation holes. The
+    compilers write batched matmuls. ``useful_flops`` excludes positions on padding and dilation holes. The
     bytes are of the operands and results of ``op``, whose order may differ (gradients).
     """
     sizes = [kernel.shape[dim] for dim in attributes.kernel_spatial]

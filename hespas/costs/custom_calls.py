@@ -146,11 +146,10 @@ def _gemm(op: Operation, attributes: CustomAttributes) -> Cost:
 
 
 def _block_scaled_dot(op: Operation) -> Cost:
-    """Return the cost of a product of block-scaled operands (MX formats, NVFP4), with their scales as
-    traffic.
+    """Return the cost of a matmul of block-scaled operands (MX formats, NVFP4). The scales count as traffic.
 
-    Both operands have their batch dimensions first and the contracted one last, as JAX emits the call. Units
-    for block-scaled types apply the scales as they multiply.
+    Both operands have their batch dimensions first and the contracted dimension last, as JAX emits the call.
+    Scaling takes no FLOPs, because matrix units for block-scaled types apply the scales as they multiply.
     """
     ranks = {len(tensor.shape) for tensor in op.operands[:2]}
     if len(op.operands) < 4 or len(ranks) != 1 or min(ranks) < 2:
@@ -167,10 +166,11 @@ def _without_workspace(results: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
 
 
 def _convolution(source: int, kernel: int, output: int) -> Rule:
-    """Return the cost rule of a library convolution. Its gradients have the window of the forward
-    convolution.
+    """Return the cost rule of a library convolution, or of one of its gradients. A gradient has the window of
+    the forward convolution.
 
-    Arguments are indices: 0 and 1 are operands, 2 is the result.
+    ``source``, ``kernel`` and ``output`` are the positions of these tensors: 0 and 1 are operands, 2 is the
+    result.
     """
 
     def rule(op: Operation) -> Cost:
@@ -191,8 +191,8 @@ def _transformer_engine_attention(op: Operation, attributes: CustomAttributes) -
     The first operands are query, key and value, separate or packed, with shape (..., sequence, heads, head
     size). Packed operands have a dimension for the number of parts before the heads.
 
-    Forward takes two products over the scores, backward five. If the configuration states a causal mask, half
-    of the scores are counted.
+    The forward pass takes two matmuls with the size of the scores, the backward pass five. If the
+    configuration states a causal mask, half of the scores are counted.
     """
     if len(op.operands) < 3 or not op.results:
         return unknown_cost(op, OpClass.ATTENTION)

@@ -39,8 +39,8 @@ def bitcast_convert(op: Operation) -> Cost:
 
 
 def broadcast(op: Operation) -> Cost:
-    """Return the cost of a broadcast. By default it moves no data, because consumers fuse it. Otherwise the
-    operand is read and the result written.
+    """Return the cost of a broadcast. By default it moves no data, because it is fused into its consumers. If
+    the program states that it is a kernel of its own, the operand is read and the result written.
     """
     if isinstance(op.attributes, BroadcastAttributes) and op.attributes.materialised:
         return move_cost(op, OpClass.BROADCAST)
@@ -54,8 +54,8 @@ def slice_read(op: Operation) -> Cost:
 
 
 def update_slice(op: Operation) -> Cost:
-    """Return the cost of updating a slice: the update is read and written. If it is not in place, the whole
-    operand is also copied.
+    """Return the cost of updating a slice. The update is read and written. If the operation is not in place,
+    the whole operand is also copied.
     """
     operand, update = op.operands[0].bytes, op.operands[1].bytes
     indices = sum(tensor.bytes for tensor in op.operands[_INDEX_OPERANDS_OF_UPDATE:])
@@ -74,8 +74,8 @@ def gather(op: Operation) -> Cost:
 
 
 def scatter(op: Operation) -> Cost:
-    """Count one application of the body per update. Indices and updates are read, changed elements are
-    written (and read by the body).
+    """Return the cost of a scatter: one application of the body per update. Indices and updates are read, and
+    the changed elements are written (and read if the body uses them).
 
     If the scatter is not in place, every operand is also copied.
     """

@@ -55,10 +55,10 @@ class ExpressionToken(NamedTuple):
 
 
 class ExpressionParser(Generic[_Context]):
-    """Recursive-descent parser with one token of lookahead.
+    """Recursive-descent parser of arithmetic expressions, with one token of lookahead.
 
-    ``number`` is the type of numbers. ``functions`` maps the name of a function to the function and its
-    number of arguments. If an argument is NaN, the function returns NaN.
+    ``number`` converts the text of a number. ``functions`` maps the name of a function to its number of
+    arguments and the function. If an argument is NaN, the function returns NaN.
     """
 
     number: ClassVar[Callable[[Any], Any]] = float

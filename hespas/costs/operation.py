@@ -67,7 +67,8 @@ class Tensor(NamedTuple):
     ``extra_bytes`` is additional storage (quantisation scales). A token has no bytes. ``expressed`` is the
     type that a quantised tensor represents (None for other tensors); ``dtype`` is then its storage type.
     ``layout`` lists the dimensions from the fastest in memory to the slowest, as HLO does (``0,1``), or the
-    distances between elements (``strides 1,0``); empty: the last dimension is the fastest, or unknown.
+    distances between elements (``strides 1,0``). If it is empty, the last dimension is the fastest, or the
+    layout is unknown.
     """
 
     dtype: DType | None
@@ -99,8 +100,8 @@ class Body(NamedTuple):
     application (NaN: unknown).
 
     ``name`` is the operation if the body consists of a single one (``add``), ``""`` if it only returns an
-    argument and otherwise ``custom``. ``reads_first`` is False if the first argument is not used: a scatter
-    that replaces.
+    argument and otherwise ``custom``. ``reads_first`` is False if the first argument is not used, as in a
+    scatter that replaces elements.
     """
 
     flops: float
@@ -110,13 +111,13 @@ class Body(NamedTuple):
 
 
 class Precision(NamedTuple):
-    """Precision of the arithmetic of a contraction.
+    """Precision of the arithmetic of a contraction (matmul or convolution).
 
     ``lhs``, ``rhs`` and ``accumulator`` are the types of an explicit ``algorithm``, or None without one.
     ``products`` counts hardware products per multiply: the algorithm's own number, else 3 for ``HIGH`` and 6
     for ``HIGHEST`` on f32 operands, else 1. ``accumulator_bits`` (-1: not stated) and ``mac_noise_sigma``
-    (None: not stated) are attributes of networks trained for analogue or narrow accumulators (FQ-Conv, arXiv
-    1912.09356), whose element types do not show them. Noise costs no time.
+    (None: not stated) are attributes of networks that were trained for analogue or narrow accumulators
+    (FQ-Conv, arXiv 1912.09356); element types do not show these accumulators. Noise costs no time.
     """
 
     lhs: DType | None = None
@@ -139,7 +140,7 @@ class DotAttributes(NamedTuple):
 
 
 class RaggedDotAttributes(NamedTuple):
-    """Attributes of a grouped matrix product. ``dot`` are the dimension numbers of all groups together;
+    """Attributes of a grouped matmul. ``dot`` has the dimension numbers of the matmul of all groups together.
     ``ragged_lhs`` is the dimension of the left operand that is split into groups.
     """
 
@@ -167,8 +168,8 @@ class WindowDim(NamedTuple):
 
 
 class ConvAttributes(NamedTuple):
-    """Dimension numbers and window of a convolution of any rank. Tuples follow the order of the spatial
-    dimensions.
+    """Dimension numbers and window of a convolution of any rank. Tuples have one entry per spatial dimension,
+    in the same order.
 
     ``kernel_in`` is the kernel's input-feature dimension; its extent is per feature group.
     """
@@ -190,7 +191,7 @@ class ConvAttributes(NamedTuple):
 
 class BodyAttributes(NamedTuple):
     """Attributes of an operation with a scalar body: reduction, sort, scan or map. ``extent`` is the size of
-    the dimension along which it works (-1: unknown, or none).
+    the sorted or scanned dimension (-1: unknown, or none).
     """
 
     body: Body
@@ -223,9 +224,10 @@ class TopKAttributes(NamedTuple):
 
 
 class ScatterAttributes(NamedTuple):
-    """Scatter of ``num_inputs`` operands: the operands, the indices, and as many updates as operands.
+    """Attributes of a scatter of ``num_inputs`` operands. Its inputs are the operands, the indices, and as
+    many updates as operands.
 
-    ``in_place``: the operands are not read later, so that only the updates are written.
+    ``in_place`` is True if the operands are not read later, so that only the updates are written.
     """
 
     body: Body
@@ -319,10 +321,11 @@ class Operation(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Contraction:
-    """Batched matrix product as a row of :class:`hespas.graph.ContractionTable`: ``batch`` products of M x K
-    by K x N (-1: unknown).
+    """Batched matmul as a row of :class:`hespas.graph.ContractionTable`: ``batch`` matmuls of M x K by K x N
+    (-1: unknown). A convolution is a row, too.
 
-    ``accumulator_bits`` and ``mac_noise_sigma`` as in :class:`~hespas.costs.operation.Precision`.
+    ``products``, ``accumulator_bits`` and ``mac_noise_sigma`` have the same meaning as in
+    :class:`~hespas.costs.operation.Precision`.
     """
 
     batch: int
@@ -388,7 +391,7 @@ def add_costed(
     """Add a node with the cost of an operation to ``graph`` and return its number; ``op`` defaults to
     ``name``.
 
-    A product with an extent above 63 bits is not added to the table of contractions.
+    A matmul with an extent above 63 bits is not added to the table of contractions.
     """
     strings, types = graph.strings, graph.types
     name_id, op_id = strings.add(name), strings.add(op or name)
@@ -465,8 +468,8 @@ _NARROW_BITS = 16
 
 
 def branch_ns(cost: Cost, *, is_kernel: bool = True) -> float:
-    """Estimate the time of an operation [ns], independently of the device: the larger of arithmetic and
-    traffic, plus the start of a kernel.
+    """Estimate the time of an operation [ns] without a device model: the longer of arithmetic and memory
+    traffic at fixed rates, plus the launch of a kernel.
 
     It is used to select the most expensive of several branches before a device is chosen. Unknown figures
     count as 0.

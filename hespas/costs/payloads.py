@@ -27,7 +27,8 @@ COLLECTIVE_KINDS: dict[str, CollectiveKind] = {
 
 
 class Payload(NamedTuple):
-    """Sizes of a collective: ``comm_bytes`` as Chakra defines them, and ``sent_bytes`` that one device sends.
+    """Sizes of a collective [bytes]. ``comm_bytes`` is the size that Chakra defines, and ``sent_bytes`` the
+    bytes that one device sends.
 
     ``is_bound`` is True if both are upper bounds, because the sizes are run-time values.
     """
@@ -38,10 +39,11 @@ class Payload(NamedTuple):
 
 
 def payload(kind: CollectiveKind, operand_bytes: float, result_bytes: float, group_size: int) -> Payload:
-    """Return the sizes of one collective. Sent bytes are unknown if ``group_size`` is -1 (unknown or unequal
-    groups).
+    """Return the sizes of one collective. ``sent_bytes`` is unknown if ``group_size`` is -1 (unknown or
+    unequal groups).
 
-    For an all-gather ``comm_bytes`` is the shard, for a reduce-scatter the full input: both are the operand.
+    For an all-gather ``comm_bytes`` is the size of the shard, for a reduce-scatter of the full input. Both
+    are the operand.
     """
     others = float(group_size - 1) if group_size > 0 else nan
     share = others / group_size if group_size > 0 else nan

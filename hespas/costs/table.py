@@ -37,8 +37,8 @@ def _rows(rule: Rule, names: str) -> dict[str, Rule]:
 
 
 def _always(cost: Cost, names: str) -> dict[str, Rule]:
-    """Return table rows with the same cost for all types, for views, structural operations, and operations
-    that consumers fuse.
+    """Return rows of the cost table for several operations with the same cost for all types. They are views,
+    structural operations, and operations that are fused into their consumers.
     """
     return _rows(lambda op: cost, names)
 

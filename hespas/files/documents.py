@@ -64,7 +64,7 @@ def check_column_names(names: Iterable[str], path: PurePath | str) -> None:
 
 
 def document_bytes(document: object) -> bytes:
-    """Return a document as indented UTF-8 JSON with a final newline, the output of every ``--json``.
+    """Return a document as indented UTF-8 JSON with a final newline, the format of every ``--json`` output.
 
     NaN and infinities become null, NumPy values Python values, and paths texts. Characters that UTF-8 cannot
     encode, such as a byte 0xff in a file name, are escaped.
@@ -114,9 +114,10 @@ _ESCAPED_FORMULA = re.compile(r"'+[=+\-@\t\r]")
 
 
 def escape_formula(text: str) -> str:
-    """Return a text that spreadsheets do not evaluate: an apostrophe is added before a formula.
+    """Return a text for a table cell that spreadsheets do not evaluate: an apostrophe is added before a
+    formula.
 
-    Texts that already begin with apostrophes and a formula get another one, so that :func:`unescape_formula`
+    A formula that is already preceded by apostrophes gets another one, so that :func:`unescape_formula`
     restores every text. Numbers are unchanged.
     """
     return f"'{text}" if _FORMULA.match(text) and not _is_number(text) else text
@@ -175,8 +176,9 @@ _BRACKET = re.compile(r"[][{}]")
 def read_toml(path: Path, what: str, *, where: str, example: str) -> dict[str, object]:
     """Return the root table of a TOML file.
 
-    ``what`` is the kind of file, ``where`` a hint for a missing file, ``example`` a hint for a wrong one.
-    Raises ``FormatError`` if the file is missing, not a regular file, larger than 1 MiB, or not TOML.
+    ``what`` is the kind of file for messages, ``where`` a hint for a missing file, ``example`` a hint for a
+    wrong one. Raises ``FormatError`` if the file is missing, not a regular file, larger than 1 MiB, or not
+    TOML.
     """
     import tomllib
 
@@ -221,7 +223,8 @@ def read_toml(path: Path, what: str, *, where: str, example: str) -> dict[str, o
 def _error_position(message: str, text: str) -> str:
     """Return the line and column that an error message of tomllib states.
 
-    The message about an oversized integer states none. The result is then the line of that integer.
+    For an oversized integer the message states no position; the result is then the line of that integer in
+    ``text``.
     """
     position = _POSITION.search(message)
     if position and position.group(1):
@@ -246,7 +249,7 @@ def _too_deep_line(text: str) -> str:
 
 
 def _long_key_line(text: str) -> str:
-    """Return the line of the first key with too many parts, empty if no key has too many.
+    """Return the line of the first TOML key with too many dotted parts, empty if there is none.
 
     tomllib takes hours to parse such a key. Each part is scanned once, so the time is O(length).
     """

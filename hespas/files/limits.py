@@ -49,8 +49,8 @@ INPUT_BYTES_VARIABLE = "HESPAS_MAX_INPUT_BYTES"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Limits of readers and writers. Names of limits in bytes end in ``_bytes``; :data:`INPUT_BYTES_VARIABLE`
-    raises only these.
+    """Limits of readers and writers. Names of limits in bytes end in ``_bytes``. The environment variable
+    :data:`INPUT_BYTES_VARIABLE` raises these limits and no others.
 
     A gzip stream may expand to ``packed_free_bytes``, and beyond that to ``packed_ratio`` times the
     compressed bytes read so far: deflate reaches 1,032:1 on zeros, real programs and traces stay below 60:1.
@@ -60,10 +60,11 @@ class Limits:
     ``profile_rows_bytes``, and to 20 times the file. :func:`hespas.files.sandbox.allowance` documents
     ``parser_bytes``, ``program_bytes``, ``program_cpu_s`` and ``parser_cpu_s``.
 
-    ``text_workload_bytes`` is low because the graph of a text workload of ASTRA-sim takes up to 140 times its
-    text. ``model_trees`` and ``model_sizes`` limit learned estimators, which have 400 trees and 10,000
-    distinct sizes in practice. ``replayed_operations`` limits a replayed program, because XLA takes hours for
-    larger ones. ``compared_ranks_bytes`` limits the ranks that are compared one by one, at 64 bytes each.
+    ``text_workload_bytes`` is low because the graph of a text workload of ASTRA-sim takes up to 140 times the
+    size of the text. ``model_trees`` and ``model_sizes`` limit learned estimators, which have 400 trees and
+    10,000 distinct sizes in practice. ``replayed_operations`` limits a replayed program, because XLA takes
+    hours for larger ones. ``compared_ranks_bytes`` limits the ranks that are compared one by one, at 64 bytes
+    each.
     """
 
     input_bytes: int = 64 << 30
@@ -145,10 +146,11 @@ _MOST_BYTES = 1 << 60
 def untrusted(
     *, cpu_s: float | None = None, memory_bytes: int | None = None, ranks: int | None = None
 ) -> Generator[None]:
-    """Treat inputs as untrusted within the block, in this process and its children (see the module).
+    """Treat inputs as untrusted inside the block, in this process and its children (see the module).
 
-    The limits of CPU time and memory apply to the process from here on. Raises ``BudgetError`` within the
-    block if one is exceeded. Outside of the main thread, only readers have a budget of CPU time.
+    ``cpu_s``, ``memory_bytes`` and ``ranks`` are limits (None: the default). The limits of CPU time and
+    memory apply to the process from here on. Raises ``BudgetError`` inside the block if one is exceeded.
+    Outside of the main thread, only readers have a limit of CPU time.
     """
     options = {"cpu_s": cpu_s, "memory_bytes": memory_bytes, "ranks": ranks}
     text = ",".join(["1", *(f"{name}={value}" for name, value in options.items() if value is not None)])
@@ -187,8 +189,8 @@ def command_budget(used_s: float | None = None) -> Generator[None]:
 
 @contextmanager
 def reading_budget(path: Path) -> Generator[None]:
-    """Limit the resources for reading ``path``: 10 s of CPU time plus 1.5 s per MB; 2 GiB of additional
-    memory plus 64 bytes per byte. A compressed byte counts as ten.
+    """Limit the resources for reading ``path`` inside the block: 10 s of CPU time plus 1.5 s per MB of the
+    file, and 2 GiB of additional memory plus 64 bytes per byte. A compressed byte counts as ten.
 
     Raises ``BudgetError`` beyond the limits. Only applies in the main thread.
     """
@@ -270,7 +272,8 @@ def refuse_ranks(num_ranks: int, path: str) -> None:
 
 
 def refuse_comparison(num_ranks: int, path: str) -> None:
-    """Raise ``BudgetError`` if ``num_ranks`` ranks are too many to be compared one by one.
+    """Raise ``BudgetError`` if there are too many ranks to compare them one by one. ``path`` is the input,
+    for the message.
 
     The memory for the comparison is limited to :attr:`Limits.compared_ranks_bytes`.
     """
@@ -315,11 +318,11 @@ def _bounded_time(seconds: float, error: FormatError) -> Generator[None]:
 
 @contextmanager
 def _bounded_memory(most: int) -> Generator[bool]:
-    """Limit the private memory of the process to ``most`` bytes within the block. More raises
+    """Limit the private memory of the process to ``most`` bytes inside the block. Larger allocations raise
     ``MemoryError``.
 
     The limit is never below the memory in use plus 128 MiB, which libraries need to load. Yields True if this
-    limit is the lowest in force. Yields False if another one may be lower, or on systems other than Linux,
+    limit is the lowest in force. Yields False if another limit may be lower, and on systems other than Linux,
     where no limit is set.
     """
     if not _STATM.exists():
@@ -350,10 +353,10 @@ def _private_bytes() -> int:
 
 @contextmanager
 def without_collector() -> Generator[None]:
-    """Disable the garbage collector within the block.
+    """Disable the garbage collector inside the block.
 
-    Use it for work that makes many objects and no cyclic garbage: collection would take a fifth of its time
-    and more.
+    Use it for work that makes many objects and no cyclic garbage. Collection would take a fifth of the time
+    of such work or more.
     """
     was_enabled = gc.isenabled()
     gc.disable()

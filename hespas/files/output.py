@@ -131,10 +131,10 @@ _PENDING: ContextVar[_PendingResults | None] = ContextVar("_PENDING", default=No
 
 
 def check_destination(destination: Path, *, overwrite: bool, share: OutputShare | None = None) -> None:
-    """Raise ``OutputError`` if writing cannot succeed, before any work is done.
+    """Raise ``OutputError`` if writing to ``destination`` cannot succeed. Use it before any work is done.
 
-    That includes an existing path that is neither file nor folder, which replacing would destroy. A ``share``
-    may join the other shares of its folder.
+    An existing path that is neither file nor folder is also an error, because replacing would destroy it. A
+    ``share`` may be written into a folder that has other shares of the same output.
     """
     mode = _mode_of(destination)
     _resolved(destination)
@@ -203,18 +203,18 @@ def write_atomically(
     key: str = "",
     share: OutputShare | None = None,
 ) -> int:
-    """Let ``write`` fill a temporary path, then put it in place; return the bytes written.
+    """Let ``write`` fill a temporary path, then move it to ``destination``; return the bytes written.
 
     A directory appears as a whole. An existing one is exchanged with the new one in one step, and its other
     files are preserved (if the system has no exchange, files are replaced one by one). Folders in it cannot
     be preserved, and rank files of a larger earlier set would mix with the new set: both raise
-    ``OutputError``. Links to the destination are followed, and replaced files keep their permissions. A
-    failure removes the temporary; the next write to the same destination removes the temporaries of killed
-    processes.
+    ``OutputError``. Links to the destination are followed, and replaced files have the permissions of the old
+    ones. A failure removes the temporary path. The next write to the same destination removes the temporaries
+    of killed processes.
 
-    With a ``key`` of the content, a failure leaves the temporary folder for the next write with the same key,
-    so ``write`` may get a folder with files in it. A ``share`` of a folder appears whole among the others,
-    see :mod:`hespas.files.partial`.
+    With a ``key`` (checksum) of the content, a failure leaves the temporary folder for the next write with
+    the same key, so ``write`` may get a folder with files in it. A ``share`` of a folder is added as a whole
+    to the other shares, see :mod:`hespas.files.partial`.
     """
     check_destination(destination, overwrite=overwrite, share=share)
     target = _resolved(destination)
@@ -255,10 +255,10 @@ def write_atomically(
 
 @contextmanager
 def place_together() -> Generator[None]:
-    """Put the results written within the block in place at its end, all or none.
+    """Move all results that are written inside the block to their destinations at its end, all or none.
 
-    None is placed if an error ends the block or one result cannot be placed, so a failed command replaces no
-    file. A nested block is part of the outer one.
+    If an error ends the block or one result cannot be moved, nothing is moved, so a failed command replaces
+    no file. A nested block is part of the outer one.
     """
     if _PENDING.get() is not None:
         yield
@@ -331,7 +331,7 @@ def _resolved(destination: Path) -> Path:
 
 
 def _sync(path: Path) -> int:
-    """Flush a file, or a directory with its files, to disk; return the bytes of the files.
+    """Flush a file, or a directory with its files, to disk; return the number of bytes of the files.
 
     A flush waits for the disk, so many files are flushed concurrently.
     """
@@ -370,9 +370,9 @@ def _identity(file: Path) -> tuple[int, int]:
 
 
 def _restore(target: Path, backup: Path, placed: tuple[int, int]) -> None:
-    """Restore ``target`` from ``backup``, unless another process has replaced the file that was placed there.
+    """Restore ``target`` from ``backup``, unless another process has replaced the file that was moved there.
 
-    ``placed`` is the identity of the placed file.
+    ``placed`` is the identity (device and inode) of the file that this process moved there.
     """
     with suppress(OSError):  # the error that caused the rollback is reported
         if _identity(target) != placed:
@@ -529,10 +529,11 @@ _HINT = "name another `report=DIR`"
 
 
 def check_report_files(folder: Path, names: Iterable[str], *, overwrite: bool) -> None:
-    """Raise ``OutputError`` if a file of a report cannot be written into ``folder``, which may not exist yet.
+    """Raise ``OutputError`` if one of the files ``names`` of a report cannot be written into ``folder``,
+    which may not exist yet.
 
-    That is the case for an existing file without ``overwrite``, and for a link, whose target is outside of
-    the folder.
+    That is the case for an existing file without ``overwrite``. It is also the case for a link, because its
+    target may be outside of the folder.
     """
     existing = next((path for path in (folder, *folder.parents) if _is_folder(path, folder)), None)
     if existing is None:
@@ -567,9 +568,9 @@ def _is_folder(path: Path, report: Path) -> bool:
 
 
 def write_report_files(folder: Path, contents: Mapping[str, bytes], *, overwrite: bool) -> None:
-    """Write files by name into ``folder``; its other files stay.
+    """Write the files of a report, name -> content, into ``folder``. Other files in the folder stay.
 
-    Raises as :func:`check_report_files`, and if the folder cannot be made.
+    Raises the errors of :func:`check_report_files`, and ``OutputError`` if the folder cannot be made.
     """
     check_report_files(folder, contents, overwrite=overwrite)
     try:

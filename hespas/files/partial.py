@@ -160,10 +160,11 @@ MISSING_MARK = re.compile(r"\.(?P<name>.+)\.ranks-(?P<first>[0-9]{1,10})-(?P<las
 
 @dataclass(frozen=True, slots=True)
 class OutputShare:
-    """One of several shares of the files ``file_name.RANK.*``.
+    """One of several shares of the files ``file_name.RANK.*``. Each share has consecutive ranks and is
+    written by one process.
 
-    ``number`` counts from 1; ``spans`` are the first and last rank of each share; ``key`` is a checksum of
-    the content of all shares.
+    ``number`` is the number of this share, from 1. ``spans`` are the first and last rank of each share.
+    ``key`` is a checksum of the content of all shares.
     """
 
     number: int

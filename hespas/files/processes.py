@@ -107,8 +107,8 @@ except OSError as error:
 
 
 def _import_path() -> list[str]:
-    """Return the import path of this process without the current folder, unless ``PYTHONPATH`` has its
-    absolute path.
+    """Return the import path of this process for a child. The current folder is left out, unless
+    ``PYTHONPATH`` has its absolute path.
 
     Relative entries of ``PYTHONPATH`` are ignored, because they depend on the working folder.
     """
@@ -136,7 +136,8 @@ def _executable() -> str:
 
 
 def isolated_python(module: str, *arguments: str) -> list[str]:
-    """Return the command that calls ``main()`` of a module of this package; its result is the exit status.
+    """Return the command that calls ``main()`` of ``module`` (of this package) in a new Python process. The
+    result of ``main()`` is the exit status.
 
     Raises ``UnsupportedError`` if this Python cannot start a child process.
     """
@@ -145,10 +146,11 @@ def isolated_python(module: str, *arguments: str) -> list[str]:
 
 
 def isolated_script(script: str, *arguments: str, python: str = "") -> list[str]:
-    """Return the command that runs a script in ``python``, or in this Python with its import path.
+    """Return the command that runs a script in the interpreter ``python`` or, if that is empty, in this
+    Python with its import path.
 
-    Another Python keeps the packages that its user has installed (``-I`` would hide them) but not the
-    variables of this one; the working folder is removed from its path.
+    Another interpreter uses the packages that its user has installed (``-I`` would hide them) but not the
+    environment variables of this one. The working folder is removed from its import path.
     """
     if python:
         try:
@@ -165,7 +167,7 @@ def isolated_script(script: str, *arguments: str, python: str = "") -> list[str]
 
 
 def tied_to_parent(command: Sequence[str]) -> list[str]:
-    """Return a command that the system kills together with this process (Linux).
+    """Return a command that runs ``command``, and that the system kills when this process ends (Linux).
 
     The command ends with status 127 if its program does not exist.
     """
@@ -179,11 +181,11 @@ def clean_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
 
 
 class Ended(NamedTuple):
-    """Result of a command.
+    """Result of a command that has ended.
 
-    ``status`` is its exit status (negative: the signal that ended it). ``stopped`` is the limit that stopped
-    it (empty: it ended by itself; ``done``: the caller had its result). ``errors`` are the last 16 MiB of its
-    standard error.
+    ``status`` is the exit status (negative: the signal that ended the command). ``stopped`` is the limit that
+    stopped it (empty: it ended without being stopped; ``done``: the caller had its result). ``errors`` are
+    the last 16 MiB of its standard error.
     """
 
     status: int
@@ -191,8 +193,8 @@ class Ended(NamedTuple):
     errors: bytes
 
     def describe(self) -> str:
-        """Return a text about the end of the command with its last error message: ``ends with status 3:
-        ...``.
+        """Return a description of the end of the command with its last error message, such as ``ends with
+        status 3: ...``.
 
         If a native library failed a check, the message is that check and not the stack trace after it.
         """
@@ -227,9 +229,9 @@ def run(
     """Run a command in ``folder`` (None: the current one) until it ends, for at most ``time_s`` seconds.
 
     ``data`` is its standard input. Its standard output is written to ``output`` (None: discarded). With
-    ``with_errors`` its standard error goes to ``output`` too. The command is stopped when the two streams
-    exceed ``output_bytes`` together, and as soon as ``is_done()`` returns True. Its descendants are killed
-    with it.
+    ``with_errors`` its standard error is written to ``output`` too. The command is stopped when the two
+    streams together exceed ``output_bytes``, and as soon as ``is_done()`` returns True. Processes that it
+    started are killed with it.
 
     Raises ``OSError`` if the command cannot be started.
     """
@@ -288,11 +290,11 @@ class ChildEndedError(Exception):
 class Session:
     """Child process that answers one request after another.
 
-    The child starts with the first request. It is started again after a failure, after ``most_requests``, and
-    in a forked process. A request is a line of text, followed by bytes if the child expects them. An answer
-    is a line with a JSON object, followed by as many bytes as its ``size`` states (0 if absent). Before the
-    first request the child writes one line. ``greet(line)`` returns an empty text if that line is as
-    expected, else a description of the problem.
+    The child starts with the first request. A new child is started after a failure, after ``most_requests``,
+    and in a forked process. A request is a line of text, followed by bytes if the child expects them. An
+    answer is a line with a JSON object, followed by as many bytes as its ``size`` states (0 if absent).
+    Before the first request the child writes one line. ``greet(line)`` returns an empty text if that line is
+    as expected, else a description of the problem.
     """
 
     def __init__(
@@ -443,11 +445,12 @@ def pool(
     progress: Callable[[int, int], None] | None = None,
     finished: int = 0,
 ) -> Iterator[tuple[int, _Result]]:
-    """Yield the index and the result of each task as it finishes, from ``jobs`` processes (1: this one).
+    """Run ``work`` on each task in ``jobs`` processes (1: this one). Yield the index and the result of each
+    task as it finishes.
 
     ``progress`` receives the numbers of finished and of all tasks, including ``finished`` earlier ones, after
     the caller has used a result. Closing the iterator cancels the tasks that have not started. Workers have
-    the permissions of this process and end with it; they are spawned, because forking a process with threads
+    the permissions of this process and end with it. They are spawned, because forking a process with threads
     is unsafe.
     """
     total = finished + len(tasks)
@@ -508,9 +511,9 @@ def _start_worker(parent: int, allowed: bool) -> None:
 
 
 def die_with_parent(parent: int) -> None:
-    """End this process when its parent process ``parent`` ends.
+    """Let the system end this process when its parent process ``parent`` ends.
 
-    Only Linux guarantees this; elsewhere a child ends at the end of its input or of its time limit.
+    Only Linux guarantees this. On other systems a child ends at the end of its input or of its time limit.
     """
     if sys.platform == "linux":
         import ctypes
@@ -546,9 +549,10 @@ def decode_error(texts: Mapping[str, str]) -> HespasError:
 
 @contextmanager
 def killing_descendants() -> Generator[None]:
-    """Kill the processes started within the block, and their descendants, if it is interrupted.
+    """Kill the processes that were started inside the block, and their descendants, if the block is
+    interrupted.
 
-    Only Linux lists them; on other systems they continue.
+    Only Linux lists descendants; on other systems they continue.
     """
     before = _descendants()
     try:

@@ -53,8 +53,9 @@ _STATM = Path("/proc/self/statm")
 
 
 class Allowance(NamedTuple):
-    """Resource limits of a child process for one input: bytes its parser may allocate, total bytes, total CPU
-    and wall time, CPU time of its parser.
+    """Resource limits of a child process for one input. ``parser_bytes`` is the memory that the parser may
+    allocate, and ``parser_cpu_s`` its CPU time. ``total_bytes``, ``cpu_s`` and ``wall_s`` limit the whole
+    child process.
     """
 
     parser_bytes: int
@@ -65,13 +66,14 @@ class Allowance(NamedTuple):
 
 
 def allowance(size: int) -> Allowance:
-    """Return the limits for an input of ``size`` bytes.
+    """Return the limits of a child process for an input of ``size`` bytes.
 
     A parser gets 150 MiB and 64 bytes per byte (200,000 operations with distinct locations take 39 bytes per
     byte of bytecode). The total is 1 GB and 20 bytes per byte (calls can expand a small program to a large
     graph). CPU time: 1.5 s for a parser, 6 s in total, plus a second per 200 kB (the slowest known program
     takes a second for 3 MB; parsers loop forever on some damaged bytes). Inputs smaller than
-    ``trusted_bytes`` get the limits of that size; an untrusted input gets a part of the limits of a command.
+    ``trusted_bytes`` get the limits of that size. An untrusted input gets a part of the limits of the
+    command.
     """
     bounds, untrusted = limits(), untrusted_limits()
     if untrusted is not None:
@@ -91,8 +93,8 @@ def allowance(size: int) -> Allowance:
 
 
 class ParserFailedError(Exception):
-    """Error of a native parser that failed on an input. The message states how its process ended:
-    ``makes XLA end with SIGSEGV``.
+    """Error of a native parser that failed on an input. The message describes the end of the parser's
+    process: ``makes XLA end with SIGSEGV``.
     """
 
 
@@ -102,7 +104,8 @@ class ParserMemoryError(Exception):
 
 @contextmanager
 def bounded_memory(size_bytes: int) -> Generator[None]:
-    """Limit the growth of the memory of the process within the block, for native parsers of untrusted bytes.
+    """Limit the growth of the memory of the process to ``size_bytes`` inside the block, for native parsers of
+    untrusted bytes.
 
     A parser can reserve gigabytes for a damaged count. Exceeding the limit raises ``MemoryError`` or ends the
     process. Nothing is limited on systems other than Linux, which do not report the address space of a
@@ -176,7 +179,8 @@ def _bounded_time(cpu_s: int) -> Generator[None]:
 
 
 def main() -> int:
-    """Run the child: read jobs from standard input and answer each on the original standard output.
+    """Run the child process: read jobs from standard input and write each answer to the original standard
+    output.
 
     Output of libraries is discarded.
     """
@@ -228,12 +232,12 @@ def _send(stream: BinaryIO, head: Mapping[str, object], data: bytes = b"") -> No
 
 
 def run_sandboxed(task: str, data: bytes, parser: str, *arguments: str) -> bytes:
-    """Return the answer of ``task`` to ``data`` from a child process.
+    """Call a function on untrusted input in a child process, and return its answer.
 
-    ``task`` is ``package.module:function``; it is called with the input, the bytes its parser may allocate,
-    and ``arguments``. Raises :class:`ParserFailedError` if it crashes, hangs or exceeds :func:`allowance`;
-    the message blames ``parser``. Raises ``UnsupportedError`` if the child does not start: no parsing happens
-    without it.
+    ``task`` is ``package.module:function``. The function is called with the input ``data``, the bytes that
+    its parser may allocate, and ``arguments``. Raises :class:`ParserFailedError` if it crashes, hangs or
+    exceeds :func:`allowance`; the message names ``parser`` as the cause. Raises ``UnsupportedError`` if the
+    child does not start, because input is never parsed outside of it.
 
     The child is reused for the next input, because starting it takes longer than reading most programs.
     """

@@ -58,7 +58,7 @@ _Value = int | float | bytes | None
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SqliteTable:
-    """Columns of one table by name; all have the order of its rows.
+    """Columns of one table by name; all have one entry per row of the table.
 
     ``integers`` have :data:`MISSING` for NULL. ``texts`` are indices into ``distinct``, -1 for NULL.
     """
@@ -93,11 +93,11 @@ class SqliteTable:
 
 @dataclass(slots=True)
 class SqliteDatabase:
-    """An open database.
+    """An open SQLite database.
 
-    ``tables`` are the names of its real tables; views and virtual tables are ``computed``. SQLite's names are
-    case-insensitive. ``refused`` lists requested columns and tables that SQL of the file would compute.
-    ``reading`` is the current position for error messages.
+    ``tables`` are the names of tables with stored rows. ``computed`` are the names of views and virtual
+    tables, which are not read. SQLite's names are case-insensitive. ``refused`` lists requested columns and
+    tables that SQL of the file would compute. ``reading`` is the current position for error messages.
     """
 
     path: str
@@ -133,9 +133,10 @@ class SqliteDatabase:
         return fold_name(table) in self._folded
 
     def read(self, table: str, integers: Sequence[str], texts: Sequence[str] = ()) -> SqliteTable:
-        """Return the named columns. O(rows).
+        """Return the columns ``integers`` and ``texts`` of a table. O(rows).
 
-        Raises ``FormatError`` for values of another type than integer, or text, and for a damaged database.
+        Raises ``FormatError`` for a value that is not an integer or text as requested, and for a damaged
+        database.
         """
         stored = self.columns(table)
         numbers = [name for name in integers if fold_name(name) in stored]
@@ -260,7 +261,8 @@ def _batches(
 def report_unread(database: SqliteDatabase, source: str, diagnostics: Diagnostics) -> None:
     """Report data that a reader of the format ``source`` requested but did not get.
 
-    These are columns that SQL of the file would compute, and a write-ahead log next to the database.
+    These are columns and tables that SQL of the file would compute, and a write-ahead log next to the
+    database.
     """
     findings, log = diagnostics.about(database.path, source), Path(f"{database.path}-wal")
     for name in dict.fromkeys(database.refused):
@@ -272,7 +274,7 @@ def report_unread(database: SqliteDatabase, source: str, diagnostics: Diagnostic
 
 @contextmanager
 def open_database(path: Path, max_bytes: int) -> Generator[SqliteDatabase]:
-    """Open a database, which is decompressed into a temporary file if gzipped.
+    """Open a database inside the block. A gzipped database is decompressed into a temporary file.
 
     Errors of SQLite, here or while the database is read, are raised as ``FormatError``.
     """
@@ -434,7 +436,7 @@ _PEEK_BYTES = 8 << 20
 def has_table(path: Path, start: bytes, wanted: Callable[[str], bool], signs: tuple[bytes, ...]) -> bool:
     """Return True if a file is an SQLite database with a table for whose name ``wanted(name)`` is True.
 
-    ``start`` are the first bytes of the file, decompressed. The tables of an uncompressed file are listed. A
+    ``start`` has the first bytes of the file, decompressed. For an uncompressed file the tables are listed. A
     compressed or damaged file has such a table if one of the texts ``signs`` occurs near its start, where
     SQLite stores the statements that created the tables.
     """

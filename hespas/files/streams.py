@@ -103,14 +103,14 @@ def reopenable_path(stream: BinaryIO, path: Path) -> str:
 
 
 class PackedInput:
-    """Decompressed bytes of a gzip file, in order, with one limit for all readers.
+    """Decompressed bytes of a gzip file, in order, with a limit that applies to all readers together.
 
     The limit is the lower of :class:`hespas.files.limits.Limits` and ``max_bytes``. ``done`` is the number of
-    bytes read so far.
+    decompressed bytes read so far.
     """
 
     def __init__(self, stream: BinaryIO, path: Path, max_bytes: int | None = None, *, code: str = "") -> None:
-        """Start at the beginning of an open file, which is closed together with this object.
+        """Start at the beginning of ``stream``, an open file, which is closed together with this object.
 
         Errors name the file ``path``; ``code`` is the code of the error about a decompression bomb.
         """
@@ -123,9 +123,10 @@ class PackedInput:
         self.done = 0
 
     def read(self, size: int) -> bytes:
-        """Return up to ``size`` bytes, none at the end.
+        """Return up to ``size`` decompressed bytes, none at the end.
 
-        Raises :func:`damage_errors` for a damaged stream and ``FormatError`` as soon as it exceeds the limit.
+        Raises the :func:`damage_errors` for a damaged stream and ``FormatError`` as soon as it exceeds the
+        limit.
         """
         data = self._stream.read(size)
         self.done += len(data)
@@ -143,7 +144,7 @@ class PackedInput:
     def before_damage(self, skip: int, size: int) -> bytes:
         """Return up to ``size`` intact decompressed bytes of a damaged file from byte ``skip`` on.
 
-        These are bytes that :meth:`read` had decompressed when it raised. Decompresses from the start;
+        :meth:`read` had decompressed these bytes when it raised. They are decompressed again from the start;
         nothing can be read afterwards.
         """
         make = _isal("isal_zlib").decompressobj
@@ -186,7 +187,8 @@ def damage_errors() -> tuple[type[Exception], ...]:
 
 @contextmanager
 def open_output(path: Path, *, packed: bool) -> Generator[BinaryIO]:
-    """Open a binary stream to ``path``, gzipped without time and name if ``packed``.
+    """Open a binary stream to ``path`` inside the block. If ``packed``, it is gzipped without time and name,
+    so that equal content gives equal files.
 
     Raises ``OutputError`` if the system refuses.
     """
@@ -270,10 +272,10 @@ def read_bytes(path: Path, max_bytes: int) -> bytes:
 
 
 def read_start(path: Path, size: int) -> bytes:
-    """Return the first bytes of a file: up to ``size`` bytes, decompressed if gzipped.
+    """Return the first bytes of a file, from which its format is detected: up to ``size`` bytes, decompressed
+    if gzipped.
 
-    They suffice to detect the format. Raises ``FormatError`` if the file cannot be read, or is gzipped and
-    damaged from the start.
+    Raises ``FormatError`` if the file cannot be read, or is gzipped and damaged from the start.
     """
     try:
         with open_input(path) as stream:
@@ -316,8 +318,8 @@ def _damaged(problem: str, path: Path, position: str) -> FormatError:
 
 
 def read_document(path: Path, max_bytes: int, what: str) -> bytes:
-    """Return the content of a small file, ``what`` for messages ("a system configuration"). It is not
-    decompressed and may be empty.
+    """Return the content of a small file. It is not decompressed and may be empty. ``what`` describes the
+    file in messages ("a system configuration").
 
     Raises ``FormatError`` if it is not a regular file, cannot be read, or has more than ``max_bytes``.
     """

@@ -69,11 +69,11 @@ _PARQUET_ROWS = 1 << 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Column:
-    """Column of a table: further ``names`` by which it may be called, and the bounds and unit of its numbers.
-    A table uses one of the names.
+    """Column of a table: other ``names`` that its header may have, and the bounds and unit of its numbers. A
+    table uses one of the names.
 
-    Numbers must be at least ``low``, or above it if ``is_open``. With ``is_in_header`` the table must have
-    the column, but its cells may be empty.
+    Numbers must be at least ``low``, or above ``low`` if ``is_open``. With ``is_in_header`` the table must
+    have the column, but its cells may be empty.
     """
 
     names: tuple[str, ...] = ()
@@ -85,10 +85,10 @@ class Column:
 
 
 class TableRow(NamedTuple):
-    """Texts of one row of a table, by column name.
+    """One row of a table. ``cells`` maps the column name to the text of the cell.
 
-    ``line`` is the line of the file at which the row ends (0: not a text file). ``row`` is its number, or -1
-    if ``path`` already states the row.
+    ``line`` is the line of the file at which the row ends (0: not a text file). ``row`` is the number of the
+    row, or -1 if ``path`` already states it.
     """
 
     path: str
@@ -125,7 +125,7 @@ def read_typed_table(
 ) -> Iterator[tuple[TableRow, _Cells]]:
     """Yield the rows of a table, each with its cells converted to ``kind``, a struct with a field per column.
 
-    Raises ``FormatError`` for what :func:`read_table` refuses, for a table without rows, and for a cell of
+    Raises the errors of :func:`read_table`, and ``FormatError`` for a table without rows and for a cell of
     another type or out of its bounds.
     """
     names, rows = _opened(path, max_bytes)
@@ -183,7 +183,7 @@ class _Field:
     """Field of a struct that describes one column of a table.
 
     ``default`` is the value of an empty cell (``NODEFAULT``: empty cells are refused). ``choices`` are the
-    allowed texts (empty: any text).
+    allowed texts (empty: any text is allowed).
     """
 
     name: str
@@ -355,8 +355,9 @@ def parquet_batches(
 ) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a Parquet file in batches.
 
-    ``choose`` takes the schema. It returns the names of the columns to read, and of the text columns to read
-    as dictionaries, in which a repeated text takes its memory once.
+    ``choose`` takes the schema. It returns the names of the columns to read, and the names of the text
+    columns to read as dictionaries, in which a repeated text is stored once. ``rows_at_once`` takes the
+    number of columns and returns the rows per batch.
 
     Raises ``FormatError`` for files that unpack to too many rows or bytes, and Arrow's errors.
     """

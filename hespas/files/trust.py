@@ -48,10 +48,10 @@ _ALLOWED: ContextVar[bool] = ContextVar("_ALLOWED", default=False)
 
 @contextmanager
 def allowing_programs(allowed: bool = True) -> Generator[None]:
-    """Permit programs, configuration files and estimators that execute the workload, if input files name
-    them.
+    """Permit input files to name programs, and configuration files and estimators that execute the workload,
+    inside the block.
 
-    Threads started within the block do not inherit the permission.
+    Threads started inside the block do not inherit the permission.
     """
     before = _ALLOWED.set(allowed)
     try:
@@ -71,8 +71,8 @@ def programs_allowed() -> bool:
 
 
 def check_program(what: str, file: str | os.PathLike[str], position: str, *, typed: str = "") -> None:
-    """Raise ``BoundaryError`` if input files may not run programs; ``file`` names one, or an object that runs
-    one.
+    """Raise ``BoundaryError`` if input files may not run programs. ``file`` is the input file that names a
+    program, or names an object that runs one. ``position`` is the position in it.
 
     ``what`` is the beginning of the message: the text in the file and the problem. ``typed`` describes
     another way to permit it (empty: none).
@@ -88,10 +88,10 @@ def check_program(what: str, file: str | os.PathLike[str], position: str, *, typ
 
 
 def file_in_folder_of(file: Path, text: str, position: str) -> Path:
-    """Return the path of a file, or folder, that a cell or key at ``position`` of ``file`` names.
+    """Return the path of a file or folder. ``text`` names it in a cell or key of ``file``, at ``position``.
 
-    It is relative to the folder of ``file`` (of its target, if ``file`` is a link) and must not leave that
-    folder, by ``..`` or by a link. Raises ``BoundaryError`` for any other path, which is not opened.
+    The path is relative to the folder of ``file`` (of its target, if ``file`` is a link) and must not leave
+    that folder, by ``..`` or by a link. Raises ``BoundaryError`` for any other path, which is not opened.
     """
     posix, windows = PurePosixPath(text), PureWindowsPath(text)
     is_absolute = posix.is_absolute() or bool(windows.drive or windows.root)

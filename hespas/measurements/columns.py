@@ -55,8 +55,8 @@ _PLAIN_TEXTS = frozenset(("string", "large_string"))
 
 
 class Columns:
-    """Batch of rows of a measurement table. The index of ``frame`` is the row number in the file, from 0.
-    Methods raise ``FormatError`` for a column that is missing or has another type.
+    """Batch of rows of a measurement table. ``frame`` holds the rows; its index is the row number in the
+    file, from 0. Methods raise ``FormatError`` for a column that is missing or has another type.
     """
 
     def __init__(self, path: Path, frame: pd.DataFrame) -> None:
@@ -107,8 +107,8 @@ class Columns:
             raise self._not_numbers(name, str(error)) from error
 
     def sizes(self, **names: str) -> dict[str, FloatArray]:
-        """Return columns of numbers under the names of the sizes that they contain. Each keyword is a size,
-        its value the name of the column.
+        """Return numeric columns, renamed to the names of sizes. Each keyword is the name of a size, and its
+        value the name of the column.
         """
         return {size: self.numbers(name) for size, name in names.items()}
 
@@ -202,7 +202,7 @@ def _folded(name: object) -> str:
 
 
 def column_batches(path: Path) -> Iterator[Columns]:
-    """Yield the rows of a CSV(.gz) or Parquet file in batches; one empty batch for a file without rows.
+    """Yield the rows of a CSV(.gz) or Parquet file in batches. A file without rows yields one empty batch.
 
     Memory does not grow with the file. Raises ``FormatError`` for a file that is not a table.
     """

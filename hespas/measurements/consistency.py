@@ -153,10 +153,11 @@ def report_shared_ids(
     used: IntArray,
     findings: tuple[Diagnostics, str],
 ) -> None:
-    """Report launches with the same correlation id, if one starts after the other has ended.
+    """Report launches that have the same correlation id although one starts after the other has ended.
 
-    Nested calls may share an id. ``keys`` are the columns of the id; ``used`` are the rows of launches that
-    started device work (-1: none); ``findings`` are diagnostics and the path of the recording.
+    Nested calls may share an id. ``keys`` are the columns of the id, with one row per launch. ``used`` are
+    the rows of launches that started device work (-1: none). ``findings`` are diagnostics and the path of the
+    recording.
     """
     rows = np.flatnonzero(keys[-1] >= 0)
     order = rows[np.lexsort([start_ns[rows], *(key[rows] for key in keys)])]
@@ -186,8 +187,9 @@ class _RecordedCollective(NamedTuple):
 class RecordingFacts:
     """Facts of one recording that have to agree between the recordings of a job.
 
-    ``start_ns`` and ``end_ns`` are on the clock of all recordings (NaN: unknown). ``collectives`` lists the
-    collectives of each process group in order of start; keys are its ranks as the profiler writes them.
+    ``start_ns`` and ``end_ns`` are on the clock that all recordings share (NaN: unknown). ``collectives``
+    lists the collectives of each process group in order of start. Its keys are the ranks of the group in the
+    spelling of the profiler.
     """
 
     path: str
@@ -273,10 +275,10 @@ def _report_ranks(
 
 
 def _report_collectives(recordings: Sequence[RecordingFacts], diagnostics: Diagnostics, path: str) -> None:
-    """Report groups whose members recorded different collectives.
+    """Report process groups whose members recorded different collectives.
 
-    Recordings start and end at different collectives. Where the profiler numbers collectives, only numbers
-    that all members recorded are compared.
+    Recordings may start and end at different collectives. Where the profiler numbers collectives, only
+    numbers that all members recorded are compared.
     """
     for group in sorted({group for facts in recordings for group in facts.collectives}):
         try:
@@ -302,7 +304,7 @@ def _report_collectives(recordings: Sequence[RecordingFacts], diagnostics: Diagn
 def _comparable_collectives(
     recorded: Sequence[list[_RecordedCollective]],
 ) -> list[list[_RecordedCollective]]:
-    """Return the collectives that can be compared between recordings, in order, for each recording.
+    """Return, for each recording, the collectives that can be compared with the other recordings, in order.
 
     If the profiler numbers collectives, only numbers within the range of every recording are included.
     """

@@ -31,8 +31,8 @@ _BINARY = frozenset({"add", "sub", "mul", "div", "pow", "maximum", "minimum"})
 
 
 def _read_events(columns: Columns) -> MeasuredRows:
-    """Return the operations of a table of device events. Each operation is at its first event, with the total
-    time of its events.
+    """Return the operations of a table of device events. The first event of an operation has the total time
+    of all events of the operation; the other rows have no operation.
     """
     calls = [columns.texts(name, "") for name in _CALL_COLUMNS]
     _, first, index = np.unique(
@@ -76,7 +76,7 @@ It is read as a whole, because the events of one operation may be in any rows.
 
 
 def _call(ops: Operations, row: int) -> tuple[str, str, str]:
-    """Return the operation of a row as PyTorch's profiler would record it: name, types and extents of
+    """Return the operation of a row in the form that PyTorch's profiler records: name, types and extents of
     operands. Operations outside PyTorch have no extents.
     """
     kind, op, scheme = ops.kind[row], ops.op[row], ops.scheme[row]

@@ -37,10 +37,10 @@ class Measurements:
     """Table of measured operations: columns of shape ``(rows,)``.
 
     ``duration_ns`` is the median of repeats, ``spread_ns`` their standard deviation (NaN unknown).
-    ``hardware`` is the name of the device in the library, or in the table where the library lacks it.
-    ``split`` is the data split of a row (``calib``, ``devval``; empty: none). ``name`` and ``provenance``
-    describe the source. ``left_out`` counts the skipped rows of the source by reason. ``recorded``: rows are
-    from a recorded program, not from a sweep of sizes.
+    ``hardware`` is the name of the device in the hardware library, or the name in the table if the library
+    lacks the device. ``split`` is the data split of a row (``calib``, ``devval``; empty: none). ``name`` and
+    ``provenance`` describe the source. ``left_out`` counts the skipped rows of the source by reason.
+    ``recorded`` is True if rows are from a recorded program and not from a sweep of sizes.
     """
 
     name: str
@@ -91,10 +91,10 @@ class Measurements:
         return self.take(self.split.where(split))
 
     def shape_group(self) -> IntArray:
-        """Number of each row's shape, shape ``(rows,)``. Equal shapes have equal numbers on all devices,
-        number formats and libraries.
+        """Number of the kind, operation and sizes of each row, shape ``(rows,)``. Rows that differ only in
+        device, number format or library have the same number.
 
-        Rows with equal numbers have to be in one split of fitting and testing.
+        Rows with the same number must be in one split of fitting and testing.
         """
         labels = (column.row for column in (self.ops.kind, self.ops.op))
         sizes = (size for size in self.ops.dims.values() if not is_one_value(size))
@@ -151,8 +151,7 @@ def joined(parts: Iterable[Measurements], name: str) -> Measurements:
 class _GrowingColumn:
     """Column to which rows are appended in place, to avoid a second copy in memory.
 
-    As long as all values are equal (NaN is equal to itself), only ``first`` and the number of rows are
-    stored.
+    While all values are equal (NaN is equal to itself), only ``first`` and the number of rows are stored.
     """
 
     first: NDArray[np.generic]
@@ -239,8 +238,8 @@ class _LabelColumns:
 
 
 def rows_on(table: Measurements, device: Device) -> IntArray:
-    """Return the numbers of the rows that were measured on a device, by its name or an alias. Case and
-    punctuation do not matter.
+    """Return the indices of the rows that were measured on ``device``. Names and aliases of the device are
+    compared without case and punctuation.
     """
 
     def folded(name: str) -> str:

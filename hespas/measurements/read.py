@@ -62,8 +62,8 @@ _DIALECTS: tuple[Dialect, ...] = (TIDY, EVENTS, *RESEARCH_TABLES)
 
 
 def read_measurements(path: str | os.PathLike[str], *, split: str = "", hardware: str = "") -> Measurements:
-    """Return the measured operations of a table (CSV, CSV.gz, Parquet), optionally only of one split or
-    device.
+    """Return the measured operations of a table (CSV, CSV.gz, Parquet). ``split`` and ``hardware`` select one
+    data split or device (empty: all).
 
     The table is read in batches. Rows with an impossible time or size are skipped and counted. Raises
     ``FormatError`` for a malformed file or an unknown table, ``UsageError`` if no row has ``split`` or
@@ -76,9 +76,9 @@ def read_measurements(path: str | os.PathLike[str], *, split: str = "", hardware
 
 
 def columns_measured(columns: Columns, *, name: str, provenance: str) -> Measurements:
-    """Return the measured operations in ``columns``, whose names must belong to a known table format.
+    """Return the measured operations in ``columns``. The column names must belong to a known table format.
 
-    Raises ``FormatError`` for an unknown table.
+    Raises ``FormatError`` for an unknown table format.
     """
     dialect = replace(_dialect(columns), provenance=provenance)
     devices = _devices(columns.texts(dialect.hardware_column))
@@ -87,8 +87,8 @@ def columns_measured(columns: Columns, *, name: str, provenance: str) -> Measure
 
 @dataclass(slots=True)
 class _Selection:
-    """Requested rows of a table by split and device (empty: all), and the splits and devices that were found
-    in it, for messages.
+    """Selection of the rows of a table by split and device (empty: all). ``splits`` and ``devices`` are the
+    values that occur in the table, for messages. ``count`` is the number of selected rows.
     """
 
     split: str
@@ -228,8 +228,8 @@ def _devices(labels: Labels) -> Labels:
 class OperationRows:
     """Batch of operations to estimate, one per row of a table.
 
-    ``kept`` is False for rows without an operation. ``assumed_dtype`` is True if the table has no element
-    types.
+    ``kept`` is False for rows that do not describe an operation. ``assumed_dtype`` is True if the table has
+    no element types, so that a type was assumed.
     """
 
     ops: Operations
@@ -238,7 +238,8 @@ class OperationRows:
 
 
 def read_operations(path: str | os.PathLike[str]) -> Iterator[OperationRows]:
-    """Yield the operations of a table (CSV, CSV.gz, Parquet), one per row and in its order, in batches.
+    """Yield the operations of a table (CSV, CSV.gz, Parquet) in batches, one operation per row, in the order
+    of the rows.
 
     Raises ``FormatError`` for a malformed file or an unknown table.
     """

@@ -51,8 +51,8 @@ first.
 def _table(
     title: str, marks: str, provenance: str, *, hardware: str = "hardware"
 ) -> Callable[[_ReadTable], _ReadTable]:
-    """Return a decorator that registers a function as the reader of a table format. ``marks`` are columns
-    that together occur in no other format.
+    """Return a decorator that registers a function as the reader of a table format. ``marks`` are the names
+    of columns that occur together in no other format, separated by spaces.
     """
 
     def register(make: _ReadTable) -> _ReadTable:

@@ -44,8 +44,8 @@ _LARGEST = 2.0**63
 class MeasuredRows:
     """Rows of a table, converted to operations with measured times.
 
-    ``kept`` is False for rows without an operation. ``contradicts`` is True for rows with two different times
-    (None: no such row).
+    ``kept`` is False for rows that do not describe an operation. ``contradicts`` is True for rows with two
+    different times (None: no such row).
     """
 
     ops: Operations
@@ -57,10 +57,11 @@ class MeasuredRows:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dialect:
-    """Known format of a table. ``marks`` are columns that together occur in no other format.
+    """Known format of a table. ``marks`` are columns that occur together in no other format.
 
-    ``left_out`` is the reason why rows without an operation are skipped. ``is_recording``: rows are events of
-    a recorded program, and the table is read as a whole.
+    ``make`` converts its rows to operations. ``left_out`` is the reason for which rows without an operation
+    are skipped. ``is_recording`` is True if rows are events of a recorded program; the table is then read as
+    a whole.
     """
 
     title: str
@@ -108,10 +109,10 @@ def check_amounts(name: str, amounts: FloatArray, columns: Columns) -> None:
 
 
 def size_faults(ops: Operations, stated: frozenset[str]) -> Iterator[tuple[str, BoolArray]]:
-    """Yield each reason why the sizes of rows are invalid, with a mask of these rows.
+    """Yield each reason for which the sizes of rows are invalid, with a mask of these rows.
 
-    A size of their kind is unknown, 0, negative, or above 2^63. A size that is stated in the table or not
-    derived from other columns also has to be a whole number.
+    A size that the kind of operation needs must be known, positive, and at most 2^63. It must also be a whole
+    number if the table states it (``stated``), or if it is not derived from other columns.
     """
     for name, kinds in _KINDS_OF.items():
         size = ops.dims.get(name)
@@ -146,8 +147,8 @@ def scheme_of(columns: Columns, name: str = "dtype") -> Labels:
 
 
 def usual_passes(op: Labels) -> FloatArray:
-    """Return how often each operation reads or writes its elements: the number of its operands and results,
-    by its canonical name.
+    """Return how many tensors of its size each operation reads or writes: the number of its operands and
+    results, from its canonical name.
     """
     return np.array([3.0 if name in _BINARY else 2.0 for name in op.names])[op.row]
 
@@ -321,8 +322,8 @@ def tidy_operations(columns: Columns) -> Operations:
 
 
 def _read_tidy(columns: Columns) -> MeasuredRows:
-    """Return the operations of a tidy table with their times. If there are several columns of times, the one
-    with the finest unit counts in each row.
+    """Return the operations of a tidy table with their times. If a row has times in several columns, the
+    column with the finest unit is used.
     """
     stated = [(name, factor_ns / 1e3) for name, factor_ns in DURATIONS.items() if name in columns.names]
     if not stated:

@@ -273,7 +273,7 @@ def collectives(
 ) -> Operations:
     """Return a table of collectives over ``ranks`` ranks.
 
-    ``message_bytes`` is the whole buffer, for gathers the shard, as in Chakra.
+    ``message_bytes`` is the size of the whole buffer. For gathers it is the size of the shard, as in Chakra.
     """
     zeros = np.zeros(len(scheme))
     return _operations(
@@ -309,11 +309,11 @@ def convolution_product(
     groups: FloatArray | None = None,
     dilation: FloatArray | None = None,
 ) -> ConvolutionProduct:
-    """Return the matrix product to which SCALE-Sim converts convolutions (im2col, every window read again).
+    """Return the matmul to which SCALE-Sim converts each convolution (im2col, every window read again).
 
-    Sizes are of padded inputs. ``m`` counts output positions of all ``images``; ``k`` is the window size.
-    Groups are sequential products; dilation only changes the number of positions. SCALE-Sim itself supports
-    one image and one group, without dilation.
+    Sizes are of padded inputs. ``m`` of the result counts output positions of all ``images``; ``k`` is the
+    number of input elements per window. Groups are sequential matmuls; dilation only changes the number of
+    positions. SCALE-Sim itself supports one image and one group, without dilation.
     """
     one = np.ones_like(height)
     spread, parts = one if dilation is None else dilation, one if groups is None else groups

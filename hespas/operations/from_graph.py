@@ -59,10 +59,10 @@ _ANY_ORDER = 0
 def operations_of(graph: OpGraph, *, num_ranks: int = -1, tiled: bool = False) -> Operations:
     """Return a table with one operation per node of the graph.
 
-    A node with one matrix product becomes that product. Other nodes are described by their name and the
-    extents of their first result (of the first operand if that is larger, as in a reduction). ``num_ranks``
-    is the size of collectives without stated groups; ``tiled`` adds the padding of arrays to whole memory
-    tiles (:data:`~hespas.operations.tiles.TILED`). O(nodes).
+    A node with one matmul becomes that matmul. Other nodes are described by their name and the extents of
+    their first result (of the first operand if that is larger, as in a reduction). ``num_ranks`` is the size
+    of collectives without stated groups. ``tiled`` increases arrays to whole memory tiles
+    (:data:`~hespas.operations.tiles.TILED`). O(nodes).
     """
     codes = [_CODE[KIND_OF_CLASS.get(op_class, "other")] for op_class in OpClass]
     kind = np.array(codes, np.int32)[graph.op_class]
@@ -116,7 +116,7 @@ def operations_of(graph: OpGraph, *, num_ranks: int = -1, tiled: bool = False) -
 
 def element_types_of(graph: OpGraph) -> Labels:
     """Return the element type in which each node computes. It is the number format of all operations except
-    products. O(nodes).
+    matmuls. O(nodes).
     """
     dtype = arithmetic_dtype(graph, -1).astype(np.int32)
     row = np.where(dtype < 0, _UNKNOWN_TYPE, dtype).astype(np.int32)
@@ -151,8 +151,8 @@ def _operation_names(
 
 
 def _first(values: SmallIntArray, offsets: IntArray, default: int) -> IntArray:
-    """Return the first of the values of each node, or ``default`` if the node has none. ``offsets`` delimit
-    the values of each node.
+    """Return the first value of each node, or ``default`` if the node has none. Node ``i`` has the values
+    ``offsets[i]:offsets[i + 1]``.
     """
     starts, ends = offsets[:-1], offsets[1:]
     if not len(values):
@@ -161,13 +161,13 @@ def _first(values: SmallIntArray, offsets: IntArray, default: int) -> IntArray:
 
 
 def _extents(graph: OpGraph) -> tuple[dict[str, FloatArray], IntArray]:
-    """Return ``rows`` and ``columns`` of the tensor that decides the time of each node, and the index of its
-    type.
+    """Return ``rows`` and ``columns`` of the tensor that determines the time of each node, and the index of
+    its type.
 
-    It is the larger of first result and first operand. For fusions, whose operands have any order, it is the
-    largest tensor of all. If a node moves fewer bytes than that tensor has, as an update in place does, it is
-    the largest tensor that the node can have moved. Extents are NaN if unknown. Nodes without tensors have
-    the number of types as their index.
+    That tensor is the larger of first result and first operand. For fusions, whose operands have any order,
+    it is the largest tensor of all. If a node moves fewer bytes than that tensor has, as an update in place
+    does, it is the largest tensor that the node can have moved. Extents are NaN if unknown. The index of a
+    node without tensors is the number of types.
     """
     types = len(graph.types)
     rows, columns = np.full(types + 1, np.nan), np.full(types + 1, np.nan)
@@ -283,8 +283,8 @@ def _set_attention(graph: OpGraph, kind: SmallIntArray, dims: dict[str, FloatArr
 def _set_experts(graph: OpGraph, kind: SmallIntArray, dims: dict[str, FloatArray]) -> None:
     """Set the kind and sizes of nodes with fused mixtures of experts, from the shapes of their operands.
 
-    The operands are the tokens, the two matrices of the rank's experts, scores of all experts, and chosen
-    experts. A rank's shard of an expert counts as an expert of that width.
+    The operands are the tokens, the two weight matrices of the rank's experts, scores of all experts, and
+    chosen experts. If a rank has only a part of an expert, the part counts as an expert of that width.
     """
     for name in KINDS["moe"]:
         dims.setdefault(name, np.full(len(graph), np.nan))
@@ -326,7 +326,7 @@ def group_sizes(graph: OpGraph, *, num_ranks: int) -> FloatArray:
 def between_ranks(graph: OpGraph) -> BoolArray:
     """Return a mask of the messages that go from one rank to another, shape ``(messages,)``.
 
-    Messages to the host are excluded, and permutations that map each rank to itself.
+    Messages to the host, and messages of each rank to itself, are excluded.
     """
     identities = [all(source == target for source, target in pairs) for pairs in graph.permutations]
     is_identity = np.array([*identities, False])
@@ -353,13 +353,14 @@ def arithmetic_dtype(graph: OpGraph, default: int) -> NDArray[np.int16]:
 
 
 def _strided(graph: OpGraph, elementwise: BoolArray, streamed: BoolArray) -> FloatArray:
-    """Return 1 for nodes that traverse operands in another memory order than their first result, and 0 for
-    others.
+    """Return 1 for nodes that read operands in another memory order than the order of their first result, and
+    0 for others.
 
-    NaN for nodes that are neither ``elementwise`` nor ``streamed``. Tensors of the same shape and order are
-    traversed in the same order. Operands of ``streamed`` nodes may have other shapes (reductions,
-    concatenations); they only have to be row-major if the result is, and not otherwise. Fusions are generated
-    for their shapes: see :func:`_transposes`. O(operands).
+    The value is NaN for nodes that are neither ``elementwise`` nor ``streamed``. Operands of elementwise
+    nodes must have the shape and order of the result. Operands of ``streamed`` nodes may have other shapes
+    (reductions, concatenations); they must be row-major exactly if the result is row-major. Code of fusions
+    is generated for their shapes, so that these have a rule of their own: see :func:`_transposes`.
+    O(operands).
     """
     # Two numbers for each type: of its memory order (1 row-major, 2 any other), and one that types with equal
     # order and shape share.
@@ -398,10 +399,10 @@ def _strided(graph: OpGraph, elementwise: BoolArray, streamed: BoolArray) -> Flo
 def _transposes(graph: OpGraph, candidates: BoolArray) -> IntArray:
     """Return the ``candidates`` (fusions) that write as many elements as an operand has, in another order.
 
-    Broadcasts and reshapes cost a fusion nothing: broadcast operands come from caches, and the compiler
-    vectorizes where rows end at the same elements. The row ends of a shape are the products of its last, its
-    last two, ... extents. Two shapes have the same order if the row ends of one include all row ends of the
-    other.
+    Broadcasts and reshapes cost a fusion nothing. Broadcast operands are read from caches, and the compiler
+    vectorizes accesses where rows end at the same elements. The row ends of a shape are the products of its
+    last, its last two, ... extents. Two shapes have the same order if the row ends of one include all row
+    ends of the other.
     """
     operands, results = graph.operands, graph.results
     node = operands.row_ids

@@ -56,8 +56,9 @@ where all tensors are traversed in the same order. NaN (not in tables) counts as
 class _KindEntry:
     """Definition of one kind of operation.
 
-    ``dims`` are the sizes that decide its time. ``op_class`` is its class in a graph and in the efficiencies
-    of a hardware file. A graph node of one of ``classes`` has this kind.
+    ``dims`` are the names of the sizes that determine the time of such an operation. ``op_class`` is its
+    class in a graph and in the efficiencies of a hardware file. Graph nodes whose class is in ``classes``
+    have this kind.
     """
 
     dims: tuple[str, ...]
@@ -188,12 +189,12 @@ def rows_by_label(*columns: Labels) -> Iterator[tuple[tuple[str, ...], IntArray]
 class Operations:
     """Table of operations: columns of shape ``(ops,)``.
 
-    ``kind`` is a name of :data:`KINDS`; ``op`` the operation within the kind (``add``, ``softmax``, a
-    collective's name; empty for kinds of one operation); ``scheme`` a name that
-    :func:`~hespas.operations.model.find_scheme` accepts (empty: unknown); ``variant`` the library and
-    kernel family that runs it (empty: the usual one of a device). ``dims`` holds the dimensions by name,
-    NaN where an operation lacks one. ``flops`` and ``bytes_moved`` are per execution, NaN where unknown;
-    ``flops`` do not include ``transcendentals``.
+    ``kind`` is a name of :data:`KINDS`. ``op`` is the operation within the kind (``add``, ``softmax``, a
+    collective's name; empty for kinds of one operation). ``scheme`` is a number format that
+    :func:`~hespas.operations.model.find_scheme` accepts (empty: unknown). ``variant`` is the library and
+    kernel family that runs the operation (empty: the usual one of a device). ``dims`` maps the name of a size
+    to its column, NaN where an operation lacks that size. ``flops`` and ``bytes_moved`` are per execution,
+    NaN where unknown; ``flops`` do not include ``transcendentals``.
     """
 
     kind: Labels
@@ -284,8 +285,8 @@ class Operations:
 
 
 def _numbered_by_words(columns: Sequence[FloatArray | SmallIntArray], count: int) -> IntArray:
-    """Return the distinct rows of several columns as :func:`numbered` does, but faster. Rows are first
-    grouped by a hash of all their values, so that only one row of each group is sorted.
+    """Return the numbers of rows as :func:`numbered` does, but faster. Rows are first grouped by a hash of
+    all their values, so that only one row of each group is sorted.
     """
     words = np.zeros(count, np.uint64)
     for salt, column in enumerate(columns):
@@ -330,8 +331,8 @@ def numbered(columns: Iterable[FloatArray | SmallIntArray]) -> IntArray:
 
 
 def chosen(first: Operations, second: Operations, is_second: BoolArray) -> Operations:
-    """Return a table that takes each row from ``first`` or, if ``is_second``, from ``second``. Both have the
-    same length.
+    """Return a table that takes each row from ``first`` or, where ``is_second``, from ``second``. Both tables
+    have the same length.
 
     A size that the selected table lacks becomes NaN.
     """
@@ -406,8 +407,8 @@ def canonical_op(name: str) -> str:
 
 
 def timed_with_events(variant: str) -> bool:
-    """Return True if the times of a variant were taken between device events and so include 14 to 30 us of
-    host work besides the kernel.
+    """Return True if the times of a library variant were measured between two device events. Such times
+    include 14 to 30 us of host work in addition to the kernel.
     """
     return variant.startswith(_EVENT_TIMES)
 
@@ -416,11 +417,11 @@ def timed_with_events(variant: str) -> bool:
 class Scheme:
     """Number format of an operation, as tables and runtimes name it (``fp8_block``, ``int4_wo``).
 
-    ``rate_dtype`` sets the arithmetic rate, with ``products`` primitive products per multiply (6: full
+    ``rate_dtype`` determines the arithmetic rate, with ``products`` hardware products per multiply (6: full
     float32 without TF32). Bits are per stored element and include block scales: one 8-bit scale per 32
     elements for MX formats, one per 16 for NVFP4, one 32-bit scale per 128 x 128 weights and per 128
-    activations for ``fp8_block``. ``quantizes``: the operation receives 16-bit activations and quantises them
-    in separate kernels.
+    activations for ``fp8_block``. If ``quantizes``, the operation receives 16-bit activations and quantises
+    them in separate kernels.
     """
 
     name: str

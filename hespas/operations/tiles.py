@@ -46,8 +46,8 @@ def padded(size: FloatArray, tile: FloatArray | float) -> FloatArray:
 
 
 def elements_in_tiles(rows: FloatArray, columns: FloatArray) -> FloatArray:
-    """Return the number of elements in the whole tiles that hold each matrix. The order of the two dimensions
-    that needs fewer tiles is assumed.
+    """Return the number of elements in the whole memory tiles that hold each matrix. Of the two orders of the
+    dimensions, the one that needs fewer tiles is assumed.
     """
     orders: list[FloatArray] = []
     for outer, inner in ((rows, columns), (columns, rows)):
@@ -75,10 +75,10 @@ def padding_of(ops: Operations) -> FloatArray:
 
 
 def padding_of_shape(shape: Sequence[float]) -> float:
-    """Return the ratio of elements in whole tiles to elements of an array of any rank; NaN for an empty
-    array.
+    """Return the ratio of elements in whole memory tiles to elements of an array of any rank; NaN for an
+    empty array.
 
-    The two dimensions that fill their tiles best are innermost.
+    The two dimensions that fill their tiles best are assumed to be innermost.
     """
     if not all(size > 0 for size in shape):
         return float("nan")

@@ -24,8 +24,8 @@ def _rule(name: str) -> Callable[[_CollectiveRule], _CollectiveRule]:
 
 
 def collective(op: str, operands: Types, results: Types, groups: _Groups) -> Operator | None:
-    """Return a writer of a collective, named without dialect; None if the types do not determine it, or
-    groups differ in size.
+    """Return a writer of the collective ``op`` (named without dialect). Return None if the attributes cannot
+    be inferred from the types, or if groups differ in size.
 
     Reducing collectives use addition.
     """
@@ -39,7 +39,7 @@ def collective(op: str, operands: Types, results: Types, groups: _Groups) -> Ope
 def permute(operands: Types, results: Types, pairs: Sequence[tuple[int, int]]) -> Operator | None:
     """Return a writer of a ``collective_permute`` with pairs of source and target ranks.
 
-    None unless it has one operand, of the result's type.
+    Return None unless it has one operand whose type is the type of the result.
     """
     if len(operands) != 1 or operands != results or not pairs:
         return None

@@ -55,8 +55,8 @@ class _AxisRoles(NamedTuple):
 
 
 def _roles(shape: _Shape, extents: tuple[int, int, int]) -> Iterator[_AxisRoles]:
-    """Yield all ways to assign batch, contracted and free roles to the dimensions, so that the products of
-    their extents are ``extents``.
+    """Yield all assignments of the roles batch, contracted and free to the dimensions of ``shape``. For each
+    role, the product of the extents must equal the number in ``extents``.
     """
     axes = range(len(shape))
     for choice in product("bfc", repeat=len(shape)):
@@ -69,8 +69,8 @@ def _roles(shape: _Shape, extents: tuple[int, int, int]) -> Iterator[_AxisRoles]
 def dot_axes(
     left: _Shape, right: _Shape, result: _Shape, extents: tuple[int, int, int, int]
 ) -> DotAxes | None:
-    """Return batch and contracted dimensions that give the result's shape and ``extents`` (B, M, N, K); None
-    if there are none.
+    """Return batch and contracted dimensions with which a matmul of ``left`` and ``right`` has the shape
+    ``result`` and the ``extents`` (B, M, N, K); None if there are none.
     """
     if max(len(left), len(right)) > _MOST_MATRIX_DIMENSIONS:
         return None
@@ -111,8 +111,8 @@ def _in_order(shape: _Shape, axes: _Axes, extents: _Shape) -> _Axes | None:
 
 
 def likely_dot_axes(left: _Shape, right: _Shape, result: _Shape) -> DotAxes | None:
-    """Return batch and contracted dimensions that fit the shapes; None if there are none. One contracted
-    dimension is preferred, then several, then none.
+    """Return batch and contracted dimensions with which a matmul of ``left`` and ``right`` has the shape
+    ``result``; None if there are none. One contracted dimension is preferred, then several, then none.
     """
     shared = len(left) + len(right) - len(result)  # 2 contracted + batch
     for contracted in (*range(1, shared // 2 + 1), 0):
@@ -160,8 +160,8 @@ class _ConvLayout(NamedTuple):
 
 
 class Convolution(NamedTuple):
-    """Convolution whose attributes were inferred from shapes: layout, window of each spatial dimension, and
-    FLOPs (-1: not counted).
+    """Convolution whose attributes were inferred from shapes: the layout, and the window of each spatial
+    dimension. ``flops`` are its FLOPs (-1: not counted).
     """
 
     layout: _ConvLayout
@@ -237,10 +237,10 @@ def _layouts(left: _Shape, right: _Shape, out: _Shape) -> Iterator[_ConvLayout]:
 def find_convolution(
     left: _Shape, right: _Shape, out: _Shape, spec: float, useful: float
 ) -> Convolution | None:
-    """Return the convolution that fits the shapes and whose FLOPs are nearest to ``useful``; None if none is
-    within the tolerance.
+    """Return the convolution that fits the shapes and whose useful FLOPs are nearest to ``useful``. Return
+    None if none is within the tolerance.
 
-    ``spec`` are the FLOPs including padding (NaN: unknown), which must be equal.
+    ``spec`` are the FLOPs including padding, which must be equal (NaN: unknown, not compared).
     """
     best: Convolution | None = None
     usual = _USUAL + _USUAL_BACKWARD  # first, where dimensions of equal extent leave a choice

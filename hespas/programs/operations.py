@@ -139,8 +139,9 @@ def _clamp(operands: Types, result: Tensor) -> Operator | None:
 
 
 def broadcast_axes(part: Sequence[int], whole: Sequence[int], *, late: bool = False) -> list[int] | None:
-    """Return for each dimension of ``part``, in order, the dimension of ``whole`` into which it broadcasts:
-    the first fitting one, or the last if ``late``. None if none fits.
+    """Return, for each dimension of the shape ``part``, the dimension of ``whole`` into which it broadcasts.
+    The dimensions are ascending, and as early as possible, or with ``late`` as late as possible. Return None
+    if ``part`` does not broadcast to ``whole``.
     """
     if late:
         mirrored = broadcast_axes(part[::-1], whole[::-1])
@@ -301,8 +302,8 @@ def _reduce(operands: Types, result: Tensor) -> Operator | None:
 
 
 def _argmax(operands: Types, results: Types) -> Operator | None:
-    """Return a writer of a reduction of several operands: the maximum of the first one, and the elements of
-    the others at its index.
+    """Return a writer of a reduction of several operands. The results are the maximum of the first operand,
+    and the elements of the others at the index of that maximum.
     """
     sources = operands[: len(results)]
     scalars = tuple(source.scalar for source in sources)
@@ -372,8 +373,9 @@ def _scatter(operands: Types, result: Tensor) -> Operator | None:
 
 
 def _index_axis(rows: Tensor, gathered: Tensor, width: int) -> int | None:
-    """Return the dimension of ``rows`` that holds index vectors of length 1; the rank if this dimension is
-    implicit, None if the shapes do not fit.
+    """Return the dimension of the indices ``rows`` that holds index vectors of length 1. If ``rows`` has no
+    such dimension because it is implicit, return the number of dimensions. Return None if the shapes do not
+    fit.
     """
     if not rows.is_integer or gathered.shape[-1:] != (width,):
         return None
@@ -399,10 +401,10 @@ def _convolution(operands: Types, result: Tensor) -> Operator | None:
 
 
 def reduce_window(operands: Types, results: Types, window_elements: float) -> Operator | None:
-    """Return a writer of a maximum over windows of ``window_elements`` elements (NaN: as many as the strides
-    cover).
+    """Return a writer of a maximum over windows of ``window_elements`` elements (NaN: as many elements as the
+    strides cover).
 
-    None for several operands, or types that do not fit.
+    Return None for several operands, or for types that do not fit.
     """
     if len(operands) != 2 or len(results) != 1 or operands[1] != operands[0].scalar:
         return None
@@ -417,7 +419,7 @@ def select_and_scatter(operands: Types, results: Types, window_elements: float) 
     """Return a writer of ``select_and_scatter``, the gradient of max pooling, which adds each value at the
     maximum of its window.
 
-    None for types that do not fit.
+    Return None for types that do not fit.
     """
     if len(operands) != 3 or results != operands[:1] or operands[2] != operands[0].scalar:
         return None
@@ -437,10 +439,10 @@ class _SlidingWindow(NamedTuple):
 
 
 def _window_attributes(whole: Tensor, part: Tensor, window_elements: float) -> str | None:
-    """Return the attributes of a windowed operation as text: sizes, strides and padding. None if the types do
-    not fit.
+    """Return the attributes of a windowed operation as text: sizes, strides and padding. Return None if the
+    types do not fit.
 
-    The stride is the ratio of extents. The window has one size in all dimensions with a stride above 1.
+    The stride is the ratio of extents. The window has the same size in all dimensions with a stride above 1.
     """
     if whole.rank != part.rank or whole.element is not part.element or not part.elements:
         return None

@@ -147,8 +147,8 @@ def reduction(op: str, value: Value, start: Value, dims: Sequence[int], result: 
 
 
 def binary_region(scalar: Tensor, op: str, result: str = "") -> str:
-    """Return the text of a region that applies an operation to two scalars; ``result`` is the type of its
-    result (default: the operands' type).
+    """Return the text of a region that applies an operation to two scalars of type ``scalar``. ``result`` is
+    the type of the result (default: ``scalar``).
 
     ``op`` is a name (``add``), with a direction for comparisons (``compare GE``).
     """

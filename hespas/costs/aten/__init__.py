@@ -92,8 +92,8 @@ _MAXIMUM = elements.pointwise("maximum")
 
 
 def _extreme(call: Call) -> AtenCost:
-    """Return the cost of ``max`` and ``min``: elementwise for two tensors, else a reduction. Reductions over
-    one dimension also write indices.
+    """Return the cost of ``max`` and ``min``. With two tensors they are elementwise, otherwise reductions. A
+    reduction over one dimension also writes indices.
     """
     if call.tensor(1) is not None:
         return _MAXIMUM(call)
@@ -276,11 +276,11 @@ def aten_cost(
     step: str = "",
     parts: Iterable[CallTexts] = (),
 ) -> AtenCost:
-    """Return the cost of an operation from the JSON texts of its inputs, as Kineto writes them.
+    """Return the cost of a PyTorch operation from the JSON texts of its inputs, as Kineto writes them.
 
     ``hint`` is the element type of lists of tensors, which traces do not record. ``step`` is the name of the
-    enclosing step, which states the lengths of a batch; ``parts`` are the enclosed operations that
-    :data:`PARTS` lists. Unknown figures are NaN.
+    enclosing profiler step, which states the sequence lengths of a batch. ``parts`` are the operations inside
+    this one that its cost rule needs, as listed in :data:`PARTS`. Unknown figures are NaN.
     """
     call = read_call(name, shapes, types, strides=strides, values=values, hint=hint)
     inside = tuple(

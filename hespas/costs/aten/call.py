@@ -126,8 +126,8 @@ class Strided(NamedTuple):
 
 
 class Argument(NamedTuple):
-    """Argument of an operation: its type in the trace, its tensors (None: a list that the trace does not
-    record), and its value as text.
+    """Argument of an operation. ``kind`` is its type in the trace, and ``value`` its value as text.
+    ``tensors`` are its tensors; None means a list of tensors that the trace does not record.
     """
 
     kind: str = ""
@@ -359,12 +359,12 @@ def read_call(
 
 
 class AtenCost(NamedTuple):
-    """Cost, inputs and results of one execution; extents of results may be unknown.
+    """Cost, inputs and results of one execution of a PyTorch operation; extents of results may be unknown.
 
     :mod:`hespas.costs.operation` defines the conventions. Bytes are compulsory traffic: each distinct element
-    of an input is read once, each element of a result is written once. A number passed by value, which Kineto
-    records as a tensor without dimensions next to one with dimensions, is not traffic. ``guessed``: which
-    tensors are written was guessed.
+    of an input is read once, each element of a result is written once. A number that is passed by value is
+    not traffic; Kineto records it as a tensor without dimensions. ``guessed`` is True if it is not certain
+    which tensors are written.
     """
 
     cost: Cost
@@ -439,8 +439,8 @@ def simple(
     useful_flops: float | None = None,
     contractions: tuple[Contraction, ...] = (),
 ) -> AtenCost:
-    """Return a cost in which all inputs are read and all results are written. ``read`` and ``written``
-    [bytes] replace these amounts.
+    """Return the cost of an operation that reads all ``inputs`` and writes all ``results``. ``read`` and
+    ``written`` [bytes] replace the sizes of these tensors as memory traffic.
     """
     sources, targets = list(inputs), list(results)
     first = rate or next((tensor.dtype for tensor in sources if tensor.shape), None)
@@ -466,7 +466,7 @@ def matrix_product(
     types: tuple[DType | None, DType | None, DType | None],
     useful: float | None = None,
 ) -> Contraction:
-    """Return the contraction of ``batch`` products M x K by K x N: 2 x batch x M x N x K FLOPs.
+    """Return ``batch`` matmuls M x K by K x N as one contraction: 2 x batch x M x N x K FLOPs.
 
     ``extents`` are (batch, M, N, K). ``useful`` is the number of useful FLOPs (None: all).
     """
@@ -498,8 +498,9 @@ def promoted(inputs: Iterable[Strided], *, to_float: bool = False) -> DType | No
     """Return the element type in which PyTorch computes (torch.result_type); None if an input type is
     unknown.
 
-    Tensors with dimensions decide. Numbers, which Kineto records as 64-bit tensors without dimensions, count
-    only by their category, in the default type (float32). ``to_float``: whole numbers become float32.
+    Tensors with dimensions determine the type. Kineto records numbers as 64-bit tensors without dimensions. A
+    number changes the type only if it has a higher category (truth value, whole number, float, complex);
+    whole numbers then give int64, others float32. With ``to_float`` a whole-number type becomes float32.
     """
     tensors = list(inputs)
     ranked = [tensor.dtype for tensor in tensors if tensor.shape] or [tensor.dtype for tensor in tensors]

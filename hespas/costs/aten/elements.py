@@ -57,12 +57,12 @@ _BOOL = find_dtype("i1")
 
 @dataclass(frozen=True, slots=True)
 class Pointwise:
-    """Costs of an elementwise operation. ``inputs`` is the number of leading arguments that may be inputs;
-    FLOPs and transcendentals are per element.
+    """Costs of an elementwise operation. ``inputs`` is the number of leading arguments that may be input
+    tensors. ``flops`` and ``transcendentals`` are per element.
 
     ``result`` is the result type: ``same`` (promoted), ``bool``, ``float`` (whole numbers become float32) or
-    ``last`` (the type of the last input: ``where``). ``alpha``: position of a factor that costs one FLOP more
-    unless it is 1.
+    ``last`` (the type of the last input, as in ``where``). ``alpha`` is the position of a factor that costs
+    one more FLOP per element unless it is 1 (-1: none).
     """
 
     inputs: int
@@ -322,8 +322,8 @@ _ADAM_FLOPS, _SGD_FLOPS = 12.0, 4.0
 
 
 def optimizer(call: Call) -> AtenCost:
-    """Return the cost of fused optimizers over four lists: parameters, gradients, first and second moments.
-    All lists are read, and all except the gradients are written.
+    """Return the cost of a fused optimizer over four lists of tensors: parameters, gradients, first and
+    second moments. All lists are read, and all except the gradients are written.
     """
     lists = [call.listed(position) for position in range(4)]
     present = [tensors for tensors in lists if tensors is not None]
@@ -344,8 +344,8 @@ def optimizer(call: Call) -> AtenCost:
 
 
 def _picked(source: Strided, indices: Strided, shape: tuple[int, ...]) -> AtenCost:
-    """Return the cost of a gather: indices and gathered elements (at most the source) are read, and the
-    result of shape ``shape`` is written.
+    """Return the cost of a gather. It reads the ``indices`` and the gathered elements (at most all of
+    ``source``), and writes the result of shape ``shape``.
     """
     result = dense(source.dtype, shape)
     read = indices.bytes + min(result.bytes, source.bytes)
@@ -399,10 +399,10 @@ def index(call: Call, source: Strided) -> AtenCost | None:
 
 @needs(OpClass.SCATTER, 0, 2)
 def index_put(call: Call, target: Strided, values: Strided, *, copies: bool = False) -> AtenCost | None:
-    """Return the cost of ``index_put_``: values are read and written, or added to the target; indices are as
-    in ``index``.
+    """Return the cost of ``index_put_``. The values are read and written to the target, or added to it.
+    Indices count as in ``index``.
 
-    ``copies``: not in place, so the whole target is also copied.
+    With ``copies`` the operation is not in place, so that the whole target is also copied.
     """
     lists = call.listed(1)
     if not lists or len(lists) > len(target.shape):
@@ -426,7 +426,7 @@ def scatter(call: Call, target: Strided, indices: Strided, *, adds: bool, copies
     """Return the cost of ``scatter`` (target, dim, indices, source or value), which writes one element per
     index. If ``adds``, these elements are read first.
 
-    ``copies``: not in place, so the whole target is also copied.
+    With ``copies`` the operation is not in place, so that the whole target is also copied.
     """
     source = call.tensor(3)
     touched = float(indices.elements) * target.width
@@ -448,9 +448,9 @@ def place_along(
     call: Call, target: Strided, indices: Strided, source: Strided, *, adds: bool, copies: bool = False
 ) -> AtenCost:
     """Return the cost of ``index_add_`` and ``index_copy_`` (target, dim, indices, source), which write
-    slices of the target.
+    slices of the target. If ``adds``, the slices are read first.
 
-    ``adds``: the slices are read first. ``copies``: not in place, so the whole target is also copied.
+    With ``copies`` the operation is not in place, so that the whole target is also copied.
     """
     touched = float(source.elements) * target.width
     copied = target.bytes if copies else 0.0
@@ -501,7 +501,7 @@ def masked_select(call: Call) -> AtenCost:
 @needs(OpClass.REDUCTION, 0, 1)
 def nll_loss(call: Call, source: Strided, target: Strided) -> AtenCost | None:
     """Return the cost of ``nll_loss`` (log-probabilities, targets, weight, reduction), which reads one
-    element per row. A reduction of 0 means none.
+    element per row. If the argument ``reduction`` is 0, the losses of the rows are not added up.
     """
     reduction = call.integer(3)
     if reduction is None:
@@ -546,8 +546,8 @@ def repeat(call: Call, source: Strided) -> AtenCost | None:
 
 @needs(OpClass.UPDATE, 0)
 def slice_backward(call: Call, grad: Strided) -> AtenCost | None:
-    """Return the cost of ``slice_backward`` (gradient, input sizes, ...). The result has the input's size:
-    zeros, with the gradient in the slice.
+    """Return the cost of ``slice_backward`` (gradient, input sizes, ...). The result has the size of the
+    forward input. It is zero except in the slice, which has the gradient.
     """
     sizes = call.integers(1)
     if sizes is None or min(sizes, default=0) < 0:

@@ -44,8 +44,8 @@ class _ExpertWeights(NamedTuple):
 
 
 def _expert_weights(weights: Strided, depth: int) -> _ExpertWeights | None:
-    """Return three-dimensional weights that multiply rows of ``depth`` elements; None if the shape does not
-    fit. 4-bit values are packed along the depth.
+    """Return the weights of all experts if they are three-dimensional and multiply rows of ``depth``
+    elements; else None. Weights of 4 bits are packed, two per byte, along the depth.
     """
     if len(weights.shape) != 3:
         return None
@@ -59,8 +59,8 @@ def _expert_weights(weights: Strided, depth: int) -> _ExpertWeights | None:
 
 
 def _second_weights(weights: Strided, hidden: int, inner: int) -> _ExpertWeights | None:
-    """Return the second weights, which map ``inner`` elements (or half of them in gated layers) to
-    ``hidden``; None if the shape does not fit.
+    """Return the weights of the second matmul of all experts, which map ``inner`` elements (or half of them
+    in gated layers) to ``hidden`` elements. Return None if the shape does not fit.
     """
     for depth in (inner // 2, inner):
         answer = _expert_weights(weights, depth)
@@ -72,10 +72,10 @@ def _second_weights(weights: Strided, hidden: int, inner: int) -> _ExpertWeights
 def _experts_cost(
     x: Strided, rows: int, pair: tuple[Strided, Strided], extra: list[Strided]
 ) -> AtenCost | None:
-    """Return the cost of both products of an expert layer; None if the shapes do not fit.
+    """Return the cost of both matmuls of an expert layer; None if the shapes do not fit.
 
-    ``rows`` is the total number of rows of all experts, ``pair`` the weights of the two products, ``extra``
-    further inputs.
+    ``rows`` is the total number of token rows of all experts, ``pair`` has the weights of the two matmuls,
+    and ``extra`` further inputs.
     """
     first, second = pair
     hidden = x.shape[-1]
@@ -139,11 +139,11 @@ def _experts_a_token(parts: tuple[Call, ...]) -> int | None:
 
 
 def _moe_forward(call: Call) -> AtenCost:
-    """Return the cost of vLLM's ``moe_forward`` (x, logits of the experts, ...), which does not have the
-    weights as arguments.
+    """Return the cost of vLLM's ``moe_forward`` (x, logits of the experts, ...), whose arguments do not
+    include the weights.
 
-    The weights are found among the recorded three-dimensional views inside the call. Their first extent is
-    the number of experts. The first pair of views whose shapes fit x is used.
+    The weights are found among the three-dimensional views that were recorded inside the call. The first
+    extent of such a view is the number of experts. The first pair of views whose shapes fit x is used.
     """
     x, logits = call.tensor(0), call.tensor(1)
     chosen = _experts_a_token(call.parts)

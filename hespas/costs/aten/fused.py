@@ -32,14 +32,16 @@ _FLOPS_A_PAIR = 4.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionLayout:
-    """Positions of the arguments of an attention operation; -1: the operation has no such argument.
+    """Positions and meaning of the arguments of an attention operation; -1 means that the operation has no
+    such argument.
 
-    ``heads_first``: tensors are (batch, heads, length, head), else (batch, length, heads, head). With
-    ``ragged`` they are (tokens, heads, head). The arguments from that position on are the sequence offsets of
-    queries and of keys, then the maximum lengths of both. ``paged``: keys are (slots, heads, head) of a
-    cache, and the number of used tokens follows the offsets. ``causal_kind``: ``flag``, or ``mask-type`` (0
-    none, 1 from the top left, 2 from the bottom right). ``top_left``: a causal mask starts at the top left.
-    ``logsumexp``: the sums of the softmax are a result, unless the flag at ``logsumexp_flag`` is off.
+    With ``heads_first`` tensors are (batch, heads, length, head), else (batch, length, heads, head). If
+    ``ragged`` is stated, they are (tokens, heads, head). The arguments from that position on are then the
+    sequence offsets of queries and of keys, and the maximum lengths of both. ``paged`` means that keys are
+    (slots, heads, head) of a cache; the number of used tokens follows the offsets. ``causal`` is the position
+    of the causal mask. It is a ``flag`` or a ``mask-type`` (0 none, 1 from the top left, 2 from the bottom
+    right), as ``causal_kind`` states. With ``top_left`` a causal mask starts at the top left. With
+    ``logsumexp`` the sums of the softmax are a result, unless the flag at ``logsumexp_flag`` is off.
     """
 
     q: int = 0
@@ -125,8 +127,8 @@ FALLBACK = AttentionLayout(causal=5, bias=3, top_left=True, logsumexp=False)
 
 @dataclass(frozen=True, slots=True)
 class _AttentionSizes:
-    """Sizes of an attention operation from which its FLOPs follow. ``keys_read`` is the number of distinct
-    key positions that are read.
+    """Sizes from which the FLOPs of an attention operation are computed. ``keys_read`` is the number of
+    distinct key positions that are read.
     """
 
     batch: int
@@ -177,7 +179,7 @@ def _ragged(
     call: Call, layout: AttentionLayout, qkv: tuple[Strided, Strided, Strided], offsets: Strided
 ) -> _AttentionSizes | None:
     """Return the attention sizes of a batch of packed sequences. Return None unless all sequences have the
-    maximum length (tokens = sequences x longest).
+    maximum length (number of tokens = sequences x maximum length).
     """
     q, k, v = qkv
     position = layout.ragged + 2 + layout.paged

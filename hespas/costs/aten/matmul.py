@@ -99,7 +99,7 @@ def biased_matmul(call: Call, bias: Strided, lhs: Strided, rhs: Strided) -> Aten
 
 @needs(OpClass.CONTRACTION, 0, 1)
 def scaled_matmul(call: Call, lhs: Strided, rhs: Strided) -> AtenCost | None:
-    """Return the cost of ``_scaled_mm``: a product of 8-bit operands with scales and a bias. The argument at
+    """Return the cost of ``_scaled_mm``: a matmul of 8-bit operands with scales and a bias. The argument at
     position 6 is the result type.
     """
     bias = call.tensor(4)
@@ -275,8 +275,8 @@ def _forward(
 
 @needs(OpClass.CONVOLUTION, 0, 1)
 def convolution(call: Call, source: Strided, kernel: Strided, *, layout: str) -> AtenCost | None:
-    """Return the cost of a convolution with the argument positions of ``layout``: 2 FLOPs per pair of output
-    and kernel position.
+    """Return the cost of a convolution: 2 FLOPs per pair of output and kernel position. ``layout`` is the
+    name of the argument order in :data:`_LAYOUTS`.
     """
     answer = _forward(call, _LAYOUTS[layout], source, kernel)
     if answer is None:
@@ -296,8 +296,8 @@ def convolution(call: Call, source: Strided, kernel: Strided, *, layout: str) ->
 
 @needs(OpClass.CONVOLUTION, 0, 1, 2)
 def convolution_backward(call: Call, grad: Strided, source: Strided, kernel: Strided) -> AtenCost | None:
-    """Return the cost of the gradients of a convolution: of input and weight (each as many products as
-    forward), and of the bias (sums).
+    """Return the cost of the gradients of a convolution. The gradients of input and weight each take as many
+    FLOPs as the forward convolution, and the gradient of the bias is a sum.
 
     ``output_mask``, the last argument, selects the gradients; the cost is unknown without it.
     """

@@ -51,8 +51,8 @@ class BatchLengths(NamedTuple):
 
 
 def batch_lengths(step: str) -> BatchLengths | None:
-    """Return the sums of sequence lengths that the name of a serving engine's step states; None if it states
-    none, or if they contradict each other.
+    """Return the sums of sequence lengths that the name of a serving engine's step states. Return None if the
+    name states none, or if they contradict each other.
     """
     match = _STEP.search(step[:1000])
     if match is None:
@@ -63,8 +63,8 @@ def batch_lengths(step: str) -> BatchLengths | None:
 
 
 def _paged(call: Call, *, q_at: int, k_at: int, v_at: int) -> AtenCost:
-    """Return the cost of attention of queries (tokens, heads, head) over the cached keys whose number is in
-    the step name.
+    """Return the cost of attention over a paged KV cache. Queries are (tokens, heads, head). The number of
+    cached keys is in the name of the step.
 
     ``flops`` counts all pairs of a sequence, ``useful_flops`` the pairs of a causal mask. A sliding window is
     not recorded, and not counted. Keys and values are read once per key head.

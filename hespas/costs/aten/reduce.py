@@ -86,11 +86,13 @@ def reduction(
     results: int = 1,
     finish: float = 0.0,
 ) -> AtenCost | None:
-    """Return the cost of a reduction: ``flops`` per step (elements minus results), and ``finish`` per result
-    (such as a division).
+    """Return the cost of a reduction. It takes ``flops`` per step, of which there are as many as elements
+    minus results. Each result takes ``finish`` FLOPs more (such as a division) and ``transcendentals``.
 
-    A call with at most ``full_from`` arguments reduces everything. ``result``: ``same``, ``sum`` (whole
-    numbers become 64 bits wide), ``index`` or ``bool``. ``dtype`` is the position of an explicit type.
+    A call with at most ``full_from`` arguments reduces all dimensions. ``result`` is the result type:
+    ``same``, ``sum`` (whole numbers become 64 bits wide), ``index`` or ``bool``. ``dim``, ``keep`` and
+    ``dtype`` are positions of arguments: the reduced dimensions, the flag to keep them, and an explicit
+    result type (-1: none).
     """
     shape = _reduced(source.shape, _dims(call, dim, full_from), call.flag(keep))
     out = call.last_output(max(full_from, 1))
@@ -153,8 +155,8 @@ def rms_norm(
     residual_out_at: int = -1,
     out_at: int = -1,
 ) -> AtenCost | None:
-    """Return the cost of x / sqrt(mean(x^2)) * weight: four FLOPs per element. A residual, if there, is added
-    to x and written.
+    """Return the cost of x / sqrt(mean(x^2)) * weight: four FLOPs per element. If there is a residual, it is
+    added to x and the sum is written.
 
     Tensors that the caller allocated (``out_at``, ``residual_out_at``) are not read.
     """
@@ -204,7 +206,8 @@ def normalisation_backward(
 ) -> AtenCost | None:
     """Return the cost of the gradients of input, weight and bias of a norm.
 
-    With ``mask``, the last argument selects the gradients; if the trace has no values, all of them count.
+    With ``mask``, the last argument selects the gradients. If the trace does not record values, all gradients
+    count.
     """
     source, weight = call.tensor(source_at), call.tensor(weight_at)
     if source is None:
@@ -344,8 +347,8 @@ def pool(
 
 @needs(OpClass.WINDOW, 0, 1)
 def pool_backward(call: Call, grad: Strided, source: Strided) -> AtenCost:
-    """Return the cost of the gradient of a pooling (gradient, input, ..., indices of maxima): each gradient
-    is added at its maximum.
+    """Return the cost of the gradient of a pooling (gradient, input, ..., indices of maxima). Each element of
+    the gradient is added at the position of its maximum.
 
     The FLOPs are unknown without indices.
     """
@@ -357,7 +360,7 @@ def pool_backward(call: Call, grad: Strided, source: Strided) -> AtenCost:
 @needs(OpClass.WINDOW, 0)
 def upsample(call: Call, source: Strided, *, rank: int, flops: float) -> AtenCost | None:
     """Return the cost of an upsampling (input, output size, ...): ``flops`` per result element. With 0 FLOPs
-    (nearest neighbour), at most as many bytes are read as the result has.
+    (nearest neighbour), at most as many bytes are read as are written.
     """
     size = call.integers(1)
     if size is None or len(size) != rank or len(source.shape) != rank + 2 or min(size) < 0:

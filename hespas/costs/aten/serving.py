@@ -55,9 +55,9 @@ def _gated(call: Call, out: Strided, source: Strided, *, flops: float) -> AtenCo
 @needs(OpClass.ELEMENTWISE, 0, 1)
 def _rotary(call: Call, positions: Strided, query: Strided) -> AtenCost | None:
     """Return the cost of a rotary embedding in place (positions, query, key, head size, table of cosines and
-    sines): three FLOPs per element.
+    sines): three FLOPs per rotated element.
 
-    The table has one row of ``rotated`` columns per position. Only that many elements of each head are
+    The table has one row per position. Its number of columns is the number of elements of each head that are
     rotated.
     """
     table, head = call.tensor(4), call.integer(3)
@@ -168,10 +168,11 @@ def _weighted(
     type_at: int = -1,
     packed: bool = False,
 ) -> AtenCost | None:
-    """Return the cost of a product of x (..., K) by a weight (N, K) or (K, N), with optional scales and bias.
+    """Return the cost of a matmul of x (..., K) by a weight (N, K) or (K, N), with optional scales and bias.
 
-    The result has the type of the tensor at ``out_at``, or the ``c10::ScalarType`` code at ``type_at``, else
-    bf16 for operands of at most 8 bits. ``packed``: two 4-bit values per byte along K.
+    The result has the type of the tensor at ``out_at``, or the ``c10::ScalarType`` code at ``type_at``.
+    Without these, it is bf16 for operands of at most 8 bits. ``packed`` means two 4-bit values per byte along
+    K.
     """
     x, weight, bias, out = (call.tensor(position) for position in (x_at, weight_at, bias_at, out_at))
     if x is None or weight is None or not x.shape or len(weight.shape) != 2:

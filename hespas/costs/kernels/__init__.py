@@ -42,7 +42,8 @@ PATTERNS: tuple[KernelPattern, ...] = (
 
 @lru_cache(maxsize=1 << 16)
 def kernel_facts(name: str) -> KernelFacts:
-    """Return the facts that a kernel name states, mangled or not. The class is UNKNOWN if no pattern matches.
+    """Return the facts that the name of a kernel states (element types, tile, ...). The name may be mangled.
+    The class is UNKNOWN if no pattern matches.
 
     O(patterns x length of the name). The length is limited; results are cached.
     """

@@ -33,16 +33,17 @@ _CK_SHAPE = re.compile(r"TileFmhaShape<(?:ck_tile::)?sequence<(\d{1,4}), (\d{1,4
 
 
 def _tiled(facts: KernelFacts, elements: int) -> KernelFacts:
-    """Return the facts about an attention kernel whose thread blocks compute at most ``elements`` elements:
-    one tile of rows of queries. Blocks beyond the end of a short sequence compute nothing.
+    """Return facts for an attention kernel whose thread blocks compute at most ``elements`` elements each, a
+    tile of rows of queries. Blocks beyond the end of a short sequence compute nothing.
     """
     return replace(facts, cover=Cover.AT_MOST, per_block=float(elements))
 
 
 def _paged(facts: KernelFacts, name: KernelName, match: re.Match[str]) -> KernelFacts:
-    """Read the template arguments ``<.., block size, head size, threads, alibi, queries per key head, ...>``.
+    """Return the facts in the template arguments ``<.., block size, head size, threads, alibi, queries per
+    key head, ...>`` of a paged attention kernel.
 
-    A block computes the queries of one key head over a part of the keys of one sequence.
+    A thread block computes the queries of one key head over a part of the keys of one sequence.
     """
     head, shared = name.number(5), name.number(8)
     return _tiled(facts, head * shared) if head > 0 and shared > 0 else facts

@@ -19,7 +19,7 @@ _LARGEST = 1 << 62
 
 
 class WorkBounds(NamedTuple):
-    """Lower and upper bounds on the work of a kernel; NaN without a bound.
+    """Lower and upper bounds on the work of a kernel; NaN if there is no bound.
 
     ``elements`` counts result elements, ``bytes`` reads plus writes.
     """

@@ -29,8 +29,8 @@ __all__ = [
 
 
 class Cover(Enum):
-    """Rule for how the result's elements are distributed over the thread blocks of a launch, from which
-    bounds of the work follow.
+    """Rule for how many of the result's elements a thread block of a launch computes. Bounds of the work
+    follow from it.
     """
 
     UNKNOWN = "unknown"
@@ -52,15 +52,15 @@ class KernelFacts:
     """Facts that the name of a kernel states. Facts that are not stated are the empty text, class UNKNOWN or
     the empty tuple.
 
-    ``library`` is the library of the kernel (``hipBLASLt``), ``family`` its function there (``gemm``).
-    ``dtype`` is the element type of operands, ``result_dtype`` of the result. ``tile`` is the part of the
-    result that one block computes: (M, N, K) of a matrix product, (queries, keys) of an attention. ``sizes``
-    are extents of the problem, for kernels that are generated for one problem.
+    ``library`` is the library of the kernel (``hipBLASLt``), ``family`` the function in the library
+    (``gemm``). ``dtype`` is the element type of operands, ``result_dtype`` of the result. ``tile`` is the
+    part of the result that one block computes: (M, N, K) of a matmul, (queries, keys) of an attention.
+    ``sizes`` are extents of the problem, for kernels that are generated for one problem.
 
-    ``cover`` is the distribution of the result over blocks. A block computes at most ``per_block`` elements
-    plus ``per_thread`` for each thread, and a full block at least the ``_low`` figures (0: not stated).
-    ``arrays`` is the number of arrays that are read or written with one element per result element (0:
-    unknown), of at most ``widest`` bytes.
+    ``cover`` is the distribution of the result over thread blocks. A block computes at most ``per_block``
+    elements plus ``per_thread`` for each thread, and a full block at least the ``_low`` figures (0: not
+    stated). Each result element reads or writes one element of each of ``arrays`` arrays (0: unknown), of at
+    most ``widest`` bytes.
     """
 
     op_class: OpClass = OpClass.UNKNOWN
@@ -86,11 +86,12 @@ KernelReader = Callable[[KernelFacts, KernelName, re.Match[str]], KernelFacts]
 
 @dataclass(frozen=True, slots=True)
 class KernelPattern:
-    """Pattern of kernel names. It is searched in the qualified name, or with ``whole`` in the whole text.
+    """Regular expression for kernel names, with the facts of the kernels that it matches. It is searched in
+    the qualified name, or with ``whole`` in the whole text.
 
     The groups ``m``, ``n`` and ``k`` of the pattern are the tile, ``type`` and ``out`` the element types,
     ``layout`` the layout. Without a group ``type``, the first element type among the template arguments is
-    used. ``read`` adds further facts. ``cover`` is the distribution of tiles over blocks.
+    used. ``read`` adds further facts. ``cover`` is the distribution of tiles over thread blocks.
     """
 
     pattern: str

@@ -197,8 +197,8 @@ _CK_ROWS = re.compile(r"Generic2dBlockShape<(?:ck_tile::)?sequence<(\d{1,5}), (\
 
 
 def _norm_rows(facts: KernelFacts, name: KernelName, match: re.Match[str]) -> KernelFacts:
-    """Read the template arguments of ``add_rmsnorm_quant_kernel<in, out, threads, elements per thread, ...>``
-    (AITER) and of one-pass norms of CK. A block computes as many rows as fit into it.
+    """Return the facts in the template arguments of ``add_rmsnorm_quant_kernel<in, out, threads, elements per
+    thread, ...>`` (AITER) and of one-pass norms of CK. A thread block computes as many rows as fit into it.
     """
     facts = _owned(facts, name, match)
     shape = _CK_ROWS.search(name.text)

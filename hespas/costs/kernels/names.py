@@ -50,8 +50,8 @@ _ENUMERATOR = re.compile(r"n?\d{1,18}E")
 
 class _MangledBracket:
     """Open bracket of a mangled name: ``<`` template arguments, ``J`` an argument pack, ``N`` a nested name,
-    ``X`` an expression, ``L`` a constant of a named type, ``F`` a function type. ``filled``: the bracket
-    is not empty.
+    ``X`` an expression, ``L`` a constant of a named type, ``F`` a function type. ``filled`` is True if the
+    bracket is not empty.
     """
 
     __slots__ = ("filled", "kind")
@@ -202,8 +202,8 @@ def read_name(name: str) -> KernelName:
 
 
 def _head(text: str) -> tuple[int, int]:
-    """Return the start and end of the function name with its template arguments. The result type before it
-    and the parameters after it are left out.
+    """Return the start and end of the function name with its template arguments in ``text``. The result type
+    before it and the parameters after it are excluded.
     """
     depth, begins = 0, 0
     for match in _STRUCTURE.finditer(text):

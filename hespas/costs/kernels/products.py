@@ -53,8 +53,8 @@ _TRANSPOSED = {"Ailk": "N", "Alik": "T", "Bljk": "N", "Bjlk": "T"}
 
 
 def _tensile(facts: KernelFacts, name: KernelName, match: re.Match[str]) -> KernelFacts:
-    """Read the element types and the layout of ``Cijk_Alik_Bljk_BBS_BH_..._MT256x192x64_...``: C[i,j,k] =
-    A[l,i,k] B[l,j,k].
+    """Return the facts with the element types and the layout in
+    ``Cijk_Alik_Bljk_BBS_BH_..._MT256x192x64_...``, the name of a kernel for C[i,j,k] = A[l,i,k] B[l,j,k].
 
     The letters after the indices are the types of operands, result and arithmetic. The first index of an
     operand is the fastest in memory.
@@ -78,10 +78,10 @@ _ONE_SPLIT = re.compile(r"_GSU1(?:_|$)")
 
 
 def _tensile_cover(name: str) -> Cover:
-    """Return how the kernel distributes tiles over thread blocks.
+    """Return the distribution of tiles over thread blocks that the kernel name states.
 
-    Stream-K (``SK3``) and persistent kernels loop. Others have a block per tile, or several blocks where K is
-    split; kernels with user arguments get the number of splits at run time.
+    Stream-K (``SK3``) and persistent kernels loop over tiles. Others have a block per tile, or several blocks
+    where K is split. The number of splits of kernels with user arguments is only set at run time.
     """
     if _STREAM_K.search(name):
         return Cover.UNKNOWN

@@ -53,8 +53,8 @@ _LAMBDA = re.compile(r"\{lambda\((\w[\w: ]{0,40})")
 
 
 def _functor(facts: KernelFacts, name: KernelName, match: re.Match[str]) -> KernelFacts:
-    """Return the facts with the operation of an elementwise kernel, from its functor. The functor is a
-    template argument: a template over the element type, or a lambda over elements.
+    """Return the facts with the operation of an elementwise kernel. The operation is the functor among the
+    template arguments: a template over the element type, or a lambda over elements.
     """
     text = ", ".join(_OVER_PLACES.sub("", argument) for argument in name.arguments)
     typed = _LAMBDA.search(text)
@@ -117,7 +117,7 @@ _LONGEST_ROW = 1024
 
 
 def _softmax(facts: KernelFacts, name: KernelName, match: re.Match[str]) -> KernelFacts:
-    """Read the template arguments of softmax kernels.
+    """Return the facts in the template arguments of softmax kernels.
 
     They are ``softmax_warp_forward<in, out, sum, log2 of a row, ...>``, ``cunn_SoftMaxForward<...>`` (a block
     per row), and ``cunn_SoftMaxForwardReg<..., registers>`` with the row in registers.
@@ -145,8 +145,8 @@ def _reduces(facts: KernelFacts, name: KernelName, match: re.Match[str]) -> Kern
 
 
 def _gathers(facts: KernelFacts, name: KernelName, match: re.Match[str]) -> KernelFacts:
-    """Return the facts in the template arguments of ``vectorized_gather_kernel<bytes per thread, index>``. It
-    has at most as many indices as bytes.
+    """Return the facts in the template arguments of ``vectorized_gather_kernel<bytes per thread, index>``.
+    Such a kernel reads at most as many indices as it copies bytes.
     """
     elements = name.number(0)
     return replace(
