@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from hespas.estimators.apply import (
-    MissingPolicy,
-    apply_estimate,
-    as_run_on,
-    kept_durations,
-    refuse_converted,
-    settle_missing,
-    warn_of_tf32,
-)
-from hespas.estimators.interface import Estimator
-from hespas.estimators.registry import estimator_names, load_estimator
+from typing import TYPE_CHECKING
+
+from hespas.graph.plugins import lazy_names
+
+if TYPE_CHECKING:
+    from hespas.estimators.apply import (
+        MissingPolicy,
+        apply_estimate,
+        as_run_on,
+        kept_durations,
+        refuse_converted,
+        settle_missing,
+        warn_of_tf32,
+    )
+    from hespas.estimators.interface import Estimator
+    from hespas.estimators.registry import estimator_names, load_estimator
 
 __all__ = [
     "Estimator",
@@ -26,3 +31,21 @@ __all__ = [
     "settle_missing",
     "warn_of_tf32",
 ]
+
+__getattr__ = lazy_names(
+    __name__,
+    apply=(
+        "MissingPolicy",
+        "apply_estimate",
+        "as_run_on",
+        "kept_durations",
+        "refuse_converted",
+        "settle_missing",
+        "warn_of_tf32",
+    ),
+    interface=("Estimator",),
+    registry=(
+        "estimator_names",
+        "load_estimator",
+    ),
+)
