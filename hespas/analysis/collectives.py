@@ -39,8 +39,8 @@ class MeasuredCollectiveRow(AnalysisRow, frozen=True, kw_only=True):
     """Collectives of one kind, group and size on all ranks.
 
     ``size_bytes`` is the whole buffer. ``exposed_ns`` is the time in which the rank did not compute.
-    Bandwidths (10^9 bytes/s) are relative to ``transfer_mean_ns``, the time without waiting for late ranks;
-    if that is NaN (one rank was recorded), to ``mean_ns``.
+    Bandwidths (10^9 bytes/s) are the bytes over ``transfer_mean_ns``, the time without waiting for late
+    ranks. If only one rank was recorded, this time is NaN, and bandwidths are over ``mean_ns``.
     """
 
     kind: str
@@ -61,9 +61,9 @@ class MeasuredCollectiveRow(AnalysisRow, frozen=True, kw_only=True):
 
 
 class InstanceRow(AnalysisRow, frozen=True, kw_only=True):
-    """One collective that several ranks recorded. ``skew_ns`` is the time from the first rank's arrival to
-    the last rank's, on clocks aligned by the ends of collectives. ``transfer_ns`` is the shortest time on any
-    rank.
+    """One collective that several ranks recorded. ``skew_ns`` is the time between the arrivals of the first
+    and the last rank. Clocks of ranks are aligned by the ends of collectives. ``transfer_ns`` is the shortest
+    time of the collective on any rank.
     """
 
     kind: str
@@ -83,8 +83,9 @@ class InstanceRow(AnalysisRow, frozen=True, kw_only=True):
 class StragglerRow(AnalysisRow, frozen=True, kw_only=True):
     """One rank in the collectives that it shares with other ranks.
 
-    ``late_mean_ns`` is the mean time by which the rank arrives after the first rank. ``waited_ns`` is its
-    time in collectives beyond their transfer times; it is smallest for a straggler.
+    ``late_mean_ns`` is the mean time by which the rank arrives after the first rank. ``waited_ns`` is the
+    time that it waits in collectives (their duration less the transfer time). A straggler has the shortest
+    waiting time.
     """
 
     rank: int
@@ -118,10 +119,10 @@ _MESSAGES = frozenset({"send", "recv", "sendrecv", "permute"})
 
 
 def bus_factor(kind: str, ranks: FloatArray) -> FloatArray:
-    """Return the ratio of bus bandwidth to algorithm bandwidth (nccl-tests) for each number of ``ranks``.
+    """Return bus bandwidth / algorithm bandwidth, as defined by nccl-tests, for each number of ``ranks``.
 
-    The ratio is NaN for a kind of collective without a defined ratio, and for an unknown number of ranks (<
-    1).
+    The ratio is NaN for a kind of collective without a defined ratio, and for an unknown number of ranks
+    (below 1).
     """
     n = np.where(ranks >= 1, ranks, np.nan)
     if kind == _MESSAGE:
@@ -139,8 +140,8 @@ class MatchedCollectives:
     """Communication events of all ranks, matched across ranks; columns of shape ``(events,)``.
 
     Events with the same ``instance`` are the same collective on different ranks (-1: not matched). ``kind``
-    and ``group`` are names, ``members`` lists the ranks of the group as text. Add ``shift_ns`` to the times
-    of a rank to align its clock with the other ranks.
+    and ``group`` are names, ``members`` lists the ranks of the group as text. The time of an event plus
+    ``shift_ns`` is on the common clock of all ranks.
     """
 
     rank: IntArray
@@ -213,8 +214,8 @@ def collectives_of(
 
 @dataclass(slots=True)
 class _CollectiveColumns:
-    """Columns of :class:`MatchedCollectives` as lists, to which ranks are added one by one. ``clock`` is the
-    index of the profile, whose events share a clock.
+    """Columns of :class:`MatchedCollectives` as lists while ranks are added. ``clock`` is the index of the
+    profile, because all events of a profile have the same clock.
     """
 
     rank: list[int] = field(default_factory=list[int])
@@ -345,8 +346,8 @@ def collectives(matched: MatchedCollectives) -> RowTable[MeasuredCollectiveRow]:
 
 
 def _arrivals(matched: MatchedCollectives) -> tuple[IntArray, FloatArray]:
-    """Return the rows of matched collective events, and the times at which their ranks arrived at the
-    collective, on the common clock of all ranks.
+    """Return the rows of matched collective events, and the time at which the rank of each event arrived at
+    the collective. Times are on the common clock of all ranks.
     """
     rows = np.flatnonzero(matched.instance >= 0)
     shift = np.array([matched.shift_ns.get(rank, 0.0) for rank in matched.rank[rows].tolist()])

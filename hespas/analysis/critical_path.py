@@ -32,12 +32,12 @@ _STREAM, _OTHER_STREAM, _UNKNOWN = "kernel delay", "stream wait", "unknown"
 
 
 class SegmentRow(AnalysisRow, frozen=True, kw_only=True):
-    """Segment of the path, in order of time; together the segments cover the step without a gap.
+    """Segment of the critical path, in order of time. All segments together cover the step without a gap.
 
-    ``kind`` is compute, communication or memory (device events; ``name`` is their operation), kernel delay (a
-    gap on a stream), stream wait (a gap after an event of another stream), launch (from the call to the start
-    of the operation ``name``), host, synchronisation (from the end of an event to the return of the host call
-    that waited for it), or unknown.
+    ``kind`` is one of: compute, communication or memory (device events; ``name`` is their operation); kernel
+    delay (a gap on a stream); stream wait (a gap after an event of another stream); launch (from the call to
+    the start of the operation ``name``); host; synchronisation (from the end of an event to the return of the
+    host call that waited for it); unknown.
     """
 
     rank: int
@@ -124,8 +124,8 @@ def critical_paths(recordings: Sequence[Recording], diagnostics: Diagnostics) ->
 
 @dataclass(slots=True)
 class _BackwardPath:
-    """Segments of a critical path, from the last one back to the first one. ``event`` is the device event
-    that a segment shows or launches (-1: none).
+    """Segments of a critical path in reverse order, while the path is followed backwards. ``event`` is the
+    device event that is the segment or that the segment launches (-1: none).
     """
 
     kind: list[str] = field(default_factory=list[str])
@@ -146,12 +146,12 @@ class _BackwardPath:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _StartConditions:
-    """Events and launches that can have delayed the start of each device event, as lists (``-inf`` and -1:
-    none).
+    """Possible reasons for the start time of each device event: earlier events and launches, as lists
+    (``-inf`` and -1: none).
 
-    ``before`` is the previous event on the same stream. ``ended`` is an event of any stream that ended at the
-    moment when the event started. Waits of the host are sorted by their ends; ``wait_event`` is the device
-    event whose end released a wait.
+    ``before`` is the previous event on the same stream. ``ended`` is an event of any stream that ended when
+    the event started. ``launch`` is the time of the launch call. Waits of the host are sorted by their ends;
+    ``wait_event`` is the device event whose end released a wait.
     """
 
     begin: float
@@ -218,9 +218,8 @@ class _StartConditions:
         return path
 
     def _cause(self, path: _BackwardPath, event: int) -> tuple[int, float]:
-        """Return the event that delayed the start of ``event``, and the time at which it ended. The segments
-        between the two events are added to ``path``. Return -1 and the start of the step where the path
-        begins.
+        """Return the event that delayed the start of ``event``, and the time at which it ended. Add the
+        segments between the two events to ``path``. If no event did, return -1 and the start of the step.
         """
         begun, before, ended = self.start[event], self.before[event], self.ended[event]
         on_stream = min(self.end[before], begun) if before >= 0 else -np.inf
@@ -279,8 +278,8 @@ def _totals(recording: Recording, step: int, path: _BackwardPath, names: Sequenc
 
 
 def _host_totals(recording: Recording, path: _BackwardPath) -> list[tuple[str, int, float]]:
-    """Return name, calls and time [ns] of the innermost host operations that ran while the path was on the
-    host. Time without a host operation has an empty name.
+    """Return name, calls and time [ns] of the innermost host operations that run in host segments of the
+    critical path. Time without a host operation has an empty name.
     """
     rows = [row for row, kind in enumerate(path.kind) if kind == _HOST]
     if not rows:

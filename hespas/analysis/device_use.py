@@ -60,14 +60,15 @@ _QUEUE_POINTS, _MEMORY_POINTS = 200, 500
 
 
 class BreakdownRow(AnalysisRow, frozen=True, kw_only=True):
-    """Time breakdown of one rank: its whole recording (``step`` -1), or one step from the first start to the
-    last end of its events.
+    """Time breakdown of one rank. It covers the whole recording (``step`` -1) or one step, from the first
+    start to the last end of its events.
 
     ``span_ns`` = ``compute_ns`` + ``exposed_communication_ns`` + ``exposed_memory_ns`` + ``idle_ns``. Exposed
-    communication runs while nothing computes; exposed copies run while nothing computes or communicates.
-    ``busy_ns`` is the time in which anything ran. ``communication_ns`` and ``memory_ns`` include hidden time.
-    ``overlap`` is the share of the communication that computation hides (0..1). ``period_ns`` is the time
-    from the start of a step to the start of the next one.
+    communication is the time of communication without computation. Exposed memory is the time of copies
+    without computation or communication. ``busy_ns`` is the time in which anything ran. ``communication_ns``
+    and ``memory_ns`` include time that is not exposed. ``overlap`` is the share of the communication time in
+    which the device also computes (0 to 1). ``period_ns`` is the time from the start of a step to the start
+    of the next one.
     """
 
     rank: int
@@ -99,7 +100,7 @@ def breakdown(recordings: Sequence[Recording]) -> RowTable[BreakdownRow]:
 def _breakdown_by(
     recording: Recording, step: NDArray[np.integer], *, least: int = ALL_STEPS
 ) -> RowTable[BreakdownRow]:
-    """Return one row of the time breakdown per number in ``step``, which has the step of each event; steps
+    """Return the time breakdown of one rank, with one row per step. ``step`` is the step of each event. Steps
     below ``least`` are left out.
     """
     chosen = np.flatnonzero(step >= least)
@@ -173,10 +174,10 @@ _CAUSE_LABELS = (
 
 
 class IdleRow(AnalysisRow, frozen=True, kw_only=True):
-    """Gaps of one cause between the events of a stream; ``stream`` -1 is the device, whose gaps are the times
-    when no stream ran anything.
+    """Gaps of one cause between the events of a stream. If ``stream`` is -1, the gaps are the times in which
+    no stream of the device runs.
 
-    ``share`` is relative to all gaps of the stream (0..1). ``before_launch_ns`` is the part of ``total_ns``
+    ``share`` is relative to all gaps of the stream (0 to 1). ``before_launch_ns`` is the part of ``total_ns``
     before the call that launched the next event.
     """
 
@@ -192,7 +193,7 @@ class IdleRow(AnalysisRow, frozen=True, kw_only=True):
 
 
 class GapRow(AnalysisRow, frozen=True, kw_only=True):
-    """Idle time (gaps between device events) by its cause and by the ``operation`` that ran after the gap
+    """Idle time (gaps between device events) of one cause before one ``operation``, which ran after the gap
     (its kernel, if its operation is unknown).
     """
 
@@ -246,7 +247,8 @@ def idle(recordings: Sequence[Recording]) -> RowTable[IdleRow]:
 def _gaps(recording: Recording, events: IntArray, by_end: IntArray) -> tuple[IntArray, FloatArray, IntArray]:
     """Return the events that follow a gap, the lengths of these gaps, and their causes.
 
-    ``events`` are in order of their starts. ``by_end`` are all events of the rank in order of their ends.
+    ``events`` are in order of their starts. ``by_end`` are all events of the rank, in order of their ends,
+    from which the cause of a gap is found.
     """
     start, end = recording.start_ns[events], recording.end_ns[events]
     length = start[1:] - np.maximum.accumulate(end)[:-1] if len(events) else np.empty(0)
@@ -304,11 +306,11 @@ def gaps_before(recordings: Sequence[Recording]) -> RowTable[GapRow]:
 
 
 class LaunchRow(AnalysisRow, frozen=True, kw_only=True):
-    """Launches of the work of an operation on one rank.
+    """Launches of one operation on one rank.
 
-    ``call_mean_ns`` is the mean duration of the launch calls. ``delay_mean_ns`` is the mean time from their
-    return to the start of the work (below 0: it started before). ``short`` is the number of launches whose
-    work took less time than the call.
+    ``call_mean_ns`` is the mean duration of the launch calls. ``delay_mean_ns`` is the mean time from the
+    return of the call to the start of the kernel (negative if the kernel starts first). ``short`` is the
+    number of launches whose kernel took less time than the call.
     """
 
     rank: int
@@ -324,11 +326,11 @@ class LaunchRow(AnalysisRow, frozen=True, kw_only=True):
 
 
 class QueueRow(AnalysisRow, frozen=True, kw_only=True):
-    """Queue depth of a stream: the number of launches whose work has not started. It covers the time from the
-    first launch to the last start; means and medians are over time.
+    """Queue depth of a stream: the number of launches whose work has not started. The row covers the time
+    from the first launch to the last start. Means and medians are over time.
 
-    ``empty_share`` is the share of that time with an empty queue, ``blocked_ns`` the time with a full queue
-    (1,024).
+    ``empty_share`` is the share of that time in which the queue is empty, ``blocked_ns`` the time in which it
+    is full (1,024 launches).
     """
 
     rank: int
@@ -452,8 +454,8 @@ def queue_points(recordings: Sequence[Recording]) -> RowTable[QueuePointRow]:
 
 
 class MemoryRow(AnalysisRow, frozen=True, kw_only=True):
-    """Peaks of the memory that the allocator of a device allocated and reserved (``device`` -1: the host),
-    the time of the peak, and the allocated memory at the end.
+    """Memory that the allocator of one device uses (``device`` -1: the host): peaks of allocated and reserved
+    memory, the time of the peak, and the allocated memory at the end.
 
     ``taken_bytes`` is the sum of all allocations. Profilers record memory on request only (PyTorch:
     ``profile_memory``).

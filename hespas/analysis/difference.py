@@ -30,8 +30,8 @@ __all__ = [
 
 
 class PartRow(AnalysisRow, frozen=True, kw_only=True):
-    """Part of the time span of a recording (such as compute or idle time) in two recordings, summed over
-    ranks. All parts add up to the span.
+    """Component of the time span (such as compute or idle time) in two recordings, summed over ranks. All
+    components add up to the span.
     """
 
     part: str
@@ -41,12 +41,12 @@ class PartRow(AnalysisRow, frozen=True, kw_only=True):
 
 
 class ChangeRow(AnalysisRow, frozen=True, kw_only=True):
-    """Change of an operation, an operation with its shapes, or a kernel. ``change`` is added, gone, slower,
-    faster or same.
+    """Change of an operation, an operation with its shapes, or a kernel between two recordings. ``change`` is
+    added, gone, slower, faster or same.
 
-    ``delta_ns`` = ``count_delta_ns`` + ``mean_delta_ns``. The first is the change of the number of runs,
-    times the mean time before. The second is due to the change of the mean time. ``share`` is relative to the
-    difference of all device time.
+    ``delta_ns`` = ``count_delta_ns`` + ``mean_delta_ns``. ``count_delta_ns`` is the change of the number of
+    runs, times the mean time before. ``mean_delta_ns`` is due to the change of the mean time. ``share`` is
+    relative to the difference of all device time.
     """
 
     name: str
@@ -87,7 +87,7 @@ _PARTS = {
 
 
 def parts(before: RowTable[BreakdownRow], after: RowTable[BreakdownRow]) -> RowTable[PartRow]:
-    """Return how long each part of the span (compute, exposed communication, idle, ...) was in both
+    """Return the time of each component of the span (compute, exposed communication, idle, ...) in both
     recordings, summed over ranks.
     """
     rows: list[PartRow] = []

@@ -39,7 +39,7 @@ _ROUNDING = 1 + 1e-6
 
 
 class LinkRow(AnalysisRow, frozen=True, kw_only=True):
-    """Utilization of one dimension of the system.
+    """Utilization of one dimension of the network.
 
     ``bandwidth_gbytes_per_s`` (10^9 bytes/s) is per device and direction. ``sent_bytes`` per step and
     ``in_use_ns``, the time with a transfer, are means over the ranks; ``most_sent_bytes`` and
@@ -59,8 +59,8 @@ class LinkRow(AnalysisRow, frozen=True, kw_only=True):
 
 
 class LinkTrafficRow(AnalysisRow, frozen=True, kw_only=True):
-    """Traffic of one kind of operation and algorithm on one dimension: ``transfers`` and ``sent_bytes`` per
-    device and step, as means over the ranks.
+    """Traffic of one kind of operation and algorithm on one dimension of the network. ``transfers`` and
+    ``sent_bytes`` are per device and step, as means over the ranks.
     """
 
     dimension: str
@@ -117,10 +117,10 @@ def network_utilization(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Transfers:
-    """Transfers of one op graph: its collectives, followed by the messages that it sends.
+    """Network transfers of one op graph, as rows: its collectives, followed by the messages that it sends.
 
-    Transfers with the same ``key`` have the same kind and group set (collectives), or the same permutation
-    (messages). ``row_of`` maps a node to its transfer (-1: none).
+    Collectives of one kind and group set have the same ``key``, and so have messages of one permutation.
+    ``row_of`` maps a node to its row (-1: none).
     """
 
     graph: OpGraph
@@ -157,9 +157,10 @@ class _Transfers:
 class _RankTransfers:
     """Simulated transfers of one rank, which represents all ranks that behave alike.
 
-    Columns per span: the transfer ``row``, and ``start_ns`` and ``end_ns`` without the time spent waiting.
-    Columns per transfer: the number of runs (``count``), the runs that have no span because their loop
-    iterations were not simulated (``later``), and the mean duration of a run.
+    Columns per span: ``row`` is the row in :class:`_Transfers`, ``start_ns`` and ``end_ns`` are the times
+    without waiting. Columns per row of :class:`_Transfers`: ``count`` is the number of runs, ``mean_ns`` the
+    mean duration of a run. ``later`` is the number of runs without a span, because their loop iterations were
+    not simulated.
     """
 
     row: IntArray
@@ -190,7 +191,7 @@ class _RankTransfers:
 @dataclass(slots=True, eq=False)
 class _TrafficCount:
     """Counter of the network traffic per rank and dimension: sent bytes, time in use, and ``capacity``, the
-    bytes that could have been sent in that time.
+    bytes that could have been sent during the time in use.
     """
 
     workload: Workload
@@ -245,8 +246,8 @@ class _TrafficCount:
         return self.placements[groups]
 
     def _distances(self, graph: OpGraph, row: int) -> IntArray:
-        """Return how far apart sender and receiver of each rank's message are along each dimension, for the
-        permutation ``row``. Shape ``(ranks, dimensions)``; -1 if unknown.
+        """Return the distance between sender and receiver of each rank's message along each dimension, shape
+        ``(ranks, dimensions)``; -1 if unknown. ``row`` is the number of the permutation.
         """
         permutation = graph.permutations[row] if row >= 0 else None
         if permutation not in self.distances:
@@ -286,8 +287,8 @@ class _TrafficCount:
     def _traffic(
         self, transfers: _Transfers, ran: _RankTransfers, key: int, rows: IntArray, rank: int
     ) -> tuple[str, list[str], FloatArray, FloatArray]:
-        """Return the traffic of all transfers with one ``key`` on ``rank``: their kind, their algorithms, the
-        sent bytes, and the bandwidth available to them [bytes/ns].
+        """Return the traffic of the transfers ``rows``, which have the same ``key``, on ``rank``: their kind,
+        their algorithms, the sent bytes, and the bandwidth available to them [bytes/ns].
         """
         size, number = transfers.size_bytes[rows], key - len(transfers.collectives)
         bandwidths = np.array([dimension.bandwidth_bytes_per_s / 1e9 for dimension in self.system.dimensions])

@@ -53,7 +53,7 @@ class MeasuredOperations:
 
     ``busy_ns`` is the device time of an operation, 0 if unknown. ``roof_ns`` is NaN if the device or the cost
     of the operation is unknown. ``bound`` is the index in ``_BOUNDS`` of the resource that limits the
-    operation; copies between host and device are limited by the host link.
+    operation. For copies between host and device this is the host link.
     """
 
     profile: Profile
@@ -97,13 +97,13 @@ def measured_of(profile: Profile, costed: CostedOps, device: Device | None) -> M
 
 
 class OperationRow(AnalysisRow, frozen=True, kw_only=True):
-    """Operation with inputs of certain shapes and types, over all ranks; in a compiled program, an
-    instruction and its ``program``.
+    """Operation with inputs of certain shapes and types, over all ranks. In a compiled program it is an
+    instruction, with its ``program``.
 
-    ``share`` is relative to the device time (0..1). ``flops``, ``bytes_moved``, ``total_ns`` and ``roof_ns``
-    are sums. ``roof_share`` is roofline time / measured time; more than 1 is impossible on the device, so the
-    cost then includes other operations. ``bound`` is the resource that limits the longest run, ``kernel`` the
-    kernel with the most time.
+    ``share`` is relative to the device time (0 to 1). ``flops``, ``bytes_moved``, ``total_ns`` and
+    ``roof_ns`` are sums. ``roof_share`` is roofline time / measured time. More than 1 is impossible on the
+    device and means that the cost includes other operations. ``bound`` is the resource that limits the
+    longest run, ``kernel`` the kernel with the most time.
     """
 
     operation: str
@@ -129,8 +129,8 @@ class OperationRow(AnalysisRow, frozen=True, kw_only=True):
 
 
 class ClassRow(AnalysisRow, frozen=True, kw_only=True):
-    """Operations of one class; columns are as in :class:`OperationRow`. ``costed_share`` is the share of
-    their time for which FLOPs and bytes are known.
+    """Operations of one class. Columns are as in :class:`OperationRow`. ``costed_share`` is the share of the
+    time of the class for which FLOPs and bytes are known.
     """
 
     op_class: str
@@ -145,7 +145,7 @@ class ClassRow(AnalysisRow, frozen=True, kw_only=True):
 
 class KernelRow(AnalysisRow, frozen=True, kw_only=True):
     """All runs of a kernel on all ranks. ``kind`` is compute, communication or memory. ``operation`` is the
-    operation that launched most of its time.
+    operation whose launches of the kernel took most time.
     """
 
     kernel: str
@@ -162,10 +162,10 @@ class KernelRow(AnalysisRow, frozen=True, kw_only=True):
 
 
 class WinRow(AnalysisRow, frozen=True, kw_only=True):
-    """Optimization opportunity: the time of an operation above its roofline, ``win_ns`` = ``total_ns`` -
-    ``roof_ns``.
+    """Optimization opportunity: an operation that takes longer than its roofline time, by ``win_ns`` =
+    ``total_ns`` - ``roof_ns``.
 
-    ``win_share`` is relative to the device time; ``cumulative_share`` is the sum of the shares up to this
+    ``win_share`` is relative to the device time. ``cumulative_share`` is the sum of these shares up to this
     row.
     """
 
@@ -186,8 +186,8 @@ class WinRow(AnalysisRow, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _RowGroups:
-    """Sums over groups of rows of one profile. Groups of several profiles are merged if their ``keys`` are
-    equal.
+    """Sums over groups of table rows, for one profile. Groups of several profiles with equal ``keys`` are
+    merged.
 
     ``moments`` has statistics of the times, ``sums`` the sums of other columns. ``labels`` are texts of the
     row with the most time in each group; ``longest`` is the time of that row.
@@ -386,9 +386,10 @@ def kernels(recordings: Sequence[Recording], measured: Sequence[MeasuredOperatio
 
 
 def unclassified_share(recordings: Sequence[Recording], measured: Sequence[MeasuredOperations]) -> float:
-    """Return the share of the device time spent in kernels of unknown class (0..1).
+    """Return the share of the device time spent in kernels of unknown class (0 to 1), some of which may
+    communicate.
 
-    Operations of a run on a CPU are not counted: profiles always record communication on CPUs as such.
+    Operations of a run on a CPU are not counted, because their communication is always recognised.
     """
     class_of = _event_classes(measured)
     total = unknown = 0.0

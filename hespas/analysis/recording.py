@@ -36,8 +36,8 @@ class DeviceEventKind(IntEnum):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Recording:
-    """Device events of one rank. ``rows`` are the events of ``profile`` in the order of their starts, shape
-    ``(events,)``; the other columns have the same shape. An event that ends before it starts takes no time.
+    """Device events of one rank. ``rows`` are the indices of the events in ``profile``, in the order of their
+    starts. All columns have shape ``(events,)``. An event that ends before it starts has duration 0.
     """
 
     name: str

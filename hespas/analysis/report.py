@@ -258,8 +258,8 @@ def _blocks(section: AnalysisSection, tables: Mapping[str, RowTable[Any]]) -> li
 
 
 def _passing_rows(table: RowTable[Any]) -> list[bool]:
-    """Return a mask of the rows of the call tree that the page can hide: callers whose only callee has all of
-    their time. Modules are always shown.
+    """Return a mask of the rows of the call tree that the page can hide: callers with a single callee that
+    has all of their time. Modules are always shown.
     """
     if not len(table):
         return []
@@ -273,8 +273,8 @@ def _passing_rows(table: RowTable[Any]) -> list[bool]:
 
 
 def _part_bars(table: RowTable[Any]) -> Markup:
-    """Return stacked bars with the parts of the span (compute, communication, idle), one bar per rank; with a
-    single rank, one per step.
+    """Return stacked bars with the components of the span (compute, communication, idle). There is one bar
+    per rank, or per step if there is only one rank.
     """
     ranks = listed(table["rank"])
     steps = listed(table["step"])

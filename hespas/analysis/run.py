@@ -90,12 +90,13 @@ _PART_LABELS = {
 class AnalysisTables:
     """Tables of all analyses.
 
-    ``hardware`` is the device of the roofline, empty if none is known. ``notes`` describe what the recording
-    lacks and how to record it. ``unclassified`` is the share of the device time in kernels of unknown class
-    (0..1), some of which may communicate. ``product_dtype`` is the element type in which matmuls spend most
-    of their time (empty: unknown). ``period_ns`` is the median over ranks of the time from the start of a
-    step to the start of the next one. For a single step it is the length of its range on the host (NaN:
-    unknown, or a recording without steps). ``difference`` has the tables of the comparison with a baseline.
+    ``hardware`` is the device of the roofline (empty: unknown). ``notes`` describe missing data of the
+    recording and the profiler options that record it. ``unclassified`` is the share of the device time in
+    kernels of unknown class (0 to 1), some of which may communicate. ``product_dtype`` is the element type of
+    the matmuls with most of the time (empty: unknown). ``period_ns`` is the median over ranks of the time
+    from the start of a step to the start of the next one. For a single step it is the length of its range on
+    the host (NaN: unknown, or a recording without steps). ``difference`` has the tables of the comparison
+    with a baseline.
     """
 
     hardware: str
@@ -140,8 +141,8 @@ class AnalysisTables:
 
 
 def device_of(profiles: Sequence[Profile], hardware: str, diagnostics: Diagnostics) -> Device | None:
-    """Return the device of the roofline: ``hardware`` if given, otherwise the device that the profiles
-    name. None if that is unknown, or if they name several, with a warning.
+    """Return the device of the roofline: ``hardware`` if given, otherwise the device that the profiles name.
+    Return None if they name no known device. If they name several devices, warn and return None.
 
     Raises ``UsageError`` for an unknown ``hardware``.
     """

@@ -47,9 +47,9 @@ class SimulatedRankRow(AnalysisRow, frozen=True, kw_only=True):
     """Time breakdown of one rank, which represents ``alike`` ranks.
 
     ``span_ns``, the step time of the job, is ``compute_ns`` + ``exposed_communication_ns`` +
-    ``exposed_memory_ns`` + ``idle_ns``. Exposed memory is time of copies and host work that overlaps neither
-    computation nor communication. Idle time includes the time from the finish of the rank to the end of the
-    step. ``waiting_ns`` is the part in which the rank waits for other ranks and nothing computes (NaN:
+    ``exposed_memory_ns`` + ``idle_ns``. Exposed memory is the time of copies and host work that overlaps
+    neither computation nor communication. Idle time includes the time from the finish of the rank to the end
+    of the step. ``waiting_ns`` is the time in which the rank waits for other ranks and nothing computes (NaN:
     unknown).
     """
 
@@ -81,8 +81,8 @@ class SimulatedClassRow(AnalysisRow, frozen=True, kw_only=True):
 
 
 class SimulatedOperationRow(AnalysisRow, frozen=True, kw_only=True):
-    """Total of all operations of one name on all ranks. A row may also stand for the later iterations of a
-    loop, which were extrapolated and not simulated one by one.
+    """All operations of one name on all ranks. A row may also represent the later iterations of a loop, which
+    were extrapolated and not simulated one by one.
     """
 
     operation: str
@@ -96,9 +96,10 @@ class SimulatedOperationRow(AnalysisRow, frozen=True, kw_only=True):
 
 
 class ModuleRow(AnalysisRow, frozen=True, kw_only=True):
-    """Module or function of the program, from the names of its operations; its submodules follow.
+    """Module or function of the program, from the names of its operations. Rows of its submodules follow its
+    row.
 
-    ``total_ns`` is the time of all operations in it on all ranks, ``own_ns`` the time without submodules.
+    ``total_ns`` is the time of all its operations on all ranks, ``own_ns`` the time without submodules.
     """
 
     node: int
@@ -112,10 +113,10 @@ class ModuleRow(AnalysisRow, frozen=True, kw_only=True):
 
 
 class AxisRow(AnalysisRow, frozen=True, kw_only=True):
-    """Communication of one kind in one grouping of the ranks, which is an axis of the parallel layout.
+    """Communication of one kind in one grouping of the ranks, such as an axis of the parallel layout.
 
-    ``size_bytes`` is the sum of the whole buffers on one rank. ``total_ns`` and ``exposed_ns`` (time in which
-    nothing computes) are sums over all ranks. Bandwidths (10^9 bytes/s) are as defined by nccl-tests.
+    ``size_bytes`` is the sum of the whole buffers on one rank. ``total_ns`` and ``exposed_ns`` (time without
+    computation) are sums over all ranks. Bandwidths (10^9 bytes/s) are as defined by nccl-tests.
     """
 
     kind: str
@@ -154,7 +155,7 @@ class CriticalSegmentRow(AnalysisRow, frozen=True, kw_only=True):
 
 class SpanRow(AnalysisRow, frozen=True, kw_only=True):
     """Span in the drawn timeline: one operation on a rank, or ``count`` adjacent operations of one class that
-    are drawn together.
+    are drawn as one.
     """
 
     rank: int
@@ -251,9 +252,9 @@ def simulated_step(done: Simulation) -> SimulatedStep:
 class _SimulatedSpans:
     """All spans of a simulation with properties of their nodes; columns of shape ``(spans,)``.
 
-    ``duration_ns`` excludes waiting for other ranks. ``weight`` is the number of ranks that behave alike.
-    ``runs`` is the number of operations that a span represents, over all of these ranks. ``op_class`` is -1
-    for spans of later loop iterations, which were not simulated one by one. ``name`` is an index in
+    ``duration_ns`` excludes waiting for other ranks. ``weight`` is the number of ranks that a span
+    represents. ``runs`` is the number of operations that it represents, over all of these ranks. ``op_class``
+    is -1 for spans of later loop iterations, which were not simulated one by one. ``name`` is an index in
     ``names``.
     """
 
@@ -510,8 +511,9 @@ def _axis_rows(spans: _SimulatedSpans) -> RowTable[AxisRow]:
 
 
 def _communication(graph: OpGraph, num_ranks: int) -> tuple[IntArray, dict[int, str], IntArray, FloatArray]:
-    """Return four properties of the communication of each node: its kind (-1: none), the texts of its groups,
-    the size of a group (-1: sizes differ), and the bytes of the whole buffer.
+    """Return four properties of the communication of each node: the code of its kind (-1: none), a text for
+    its groups (by node), the number of ranks in a group (-1: sizes differ), and the bytes of the whole
+    buffer.
     """
     kind, size = np.full(len(graph), -1, np.int64), np.full(len(graph), -1, np.int64)
     whole = np.full(len(graph), np.nan)

@@ -209,8 +209,8 @@ class GroupStatistics:
 
     @classmethod
     def of(cls, values: FloatArray, group: IntArray, groups: int) -> GroupStatistics:
-        """Return the statistics of ``values`` by group. The computation takes two passes, so that rounding
-        errors do not cancel the variance. O(values + groups).
+        """Return the statistics of ``values`` by group. The mean is computed first, because the variance
+        would otherwise be inaccurate by cancellation. O(values + groups).
         """
         count = np.bincount(group, minlength=groups).astype(np.int64)
         total = np.bincount(group, values, groups).astype(np.float64)

@@ -26,7 +26,8 @@ _STEP = re.compile(r"(ProfilerStep)#\d+")
 
 
 class TreeRow(AnalysisRow, frozen=True, kw_only=True):
-    """Call path, over all ranks, in tree order: callees follow their caller, most device time first.
+    """Call path with its figures over all ranks. Rows are in tree order: callees follow their caller, most
+    device time first.
 
     ``node`` is the number of the row, ``parent`` the row of the caller (-1: none). ``device_ns`` is the time
     of all device events launched inside, ``own_device_ns`` the time without callees. ``host_ns`` is the host
@@ -47,7 +48,8 @@ class TreeRow(AnalysisRow, frozen=True, kw_only=True):
 
 @dataclass(slots=True)
 class _CallPaths:
-    """Distinct call paths, numbered so that a caller has a smaller number than its callees.
+    """Distinct call paths, as a tree: ``parent`` and ``name`` have one entry per path. A caller has a smaller
+    number than its callees.
 
     ``sums`` maps the name of a figure to one sum per path.
     """
@@ -77,8 +79,8 @@ class _CallPaths:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Callers:
-    """Host operations and ranges that can enclose kernel launches, as columns with times in whole ns. ``op``
-    is the row of a host operation (-1: a range).
+    """Host operations and ranges that may be callers of kernel launches, as columns with times in whole ns.
+    ``op`` is the row in the profile's host operations (-1: a range).
     """
 
     name_id: SmallIntArray
@@ -208,8 +210,10 @@ def _add_recording(paths: _CallPaths, recording: Recording) -> None:
 def _with_captured_operations(
     paths: _CallPaths, profile: Profile, path: IntArray, cause: IntArray
 ) -> IntArray:
-    """Return the call path of each event, with replayed CUDA-graph kernels placed below the operations that
-    were captured. The captured operations become callees of the graph launch.
+    """Return the call path of each event. Kernels of a replayed CUDA graph get the path of the captured
+    operation that they run. The captured operations become callees of the graph launch.
+
+    ``cause`` is the host operation that caused each event.
     """
     host = profile.host
     threads = np.unique(host.thread_id).tolist()

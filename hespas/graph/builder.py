@@ -92,7 +92,8 @@ def _floats(buffer: Iterable[float]) -> FloatArray:
 class GraphBuilder:
     """Builder of a graph: add nodes in program order, then call :meth:`build`.
 
-    ``strings`` and ``types`` intern texts and tensor types: pass their row numbers.
+    ``strings`` and ``types`` store each text and tensor type once and return its row number. Nodes refer to
+    texts and types by these numbers.
     """
 
     def __init__(self, name: str) -> None:
@@ -164,10 +165,10 @@ class GraphBuilder:
         return node
 
     def set(self, node: int, **values: float) -> None:
-        """Set one value of a node in columns that few nodes use.
+        """Set values of a node in columns that few nodes use.
 
-        These are ``stream``, ``resource``, ``rate_dtype``, ``source_id``, ``framework_id``, ``useful_flops``
-        (default: ``flops``) and ``duration_ns``.
+        The names may be ``stream``, ``resource``, ``rate_dtype``, ``source_id``, ``framework_id``,
+        ``useful_flops`` (default: ``flops``) and ``duration_ns``.
         """
         for column, value in values.items():
             self._sparse[column].values[node] = value
@@ -302,8 +303,8 @@ class GraphBuilder:
 
 
 def region_executions(regions: RegionTable, region: SmallIntArray) -> FloatArray:
-    """Return how often nodes of each ``region`` run per step: the product of the trip counts of the region
-    and of all regions around it.
+    """Return the number of times that the nodes in each entry of ``region`` run per step: the product of the
+    trip counts of that region and of all regions around it.
     """
     if not len(regions) or not (region >= 0).any():
         return constant(1.0, len(region))

@@ -219,8 +219,8 @@ class ColumnTable:
         return len(getattr(self, next(iter(self.DTYPES))))
 
     def take(self, rows: NDArray[np.integer | np.bool_], node: SmallIntArray | None = None) -> Self:
-        """Return the rows with these numbers, or that a mask selects. ``node`` replaces their ``node``
-        column, for a table of another graph.
+        """Return the rows with the given numbers, or the rows that a mask selects. ``node`` replaces the
+        column ``node``, if the rows are for another graph.
         """
         columns = {name: getattr(self, name)[rows] for name in self.DTYPES}
         return type(self)(**columns if node is None else {**columns, "node": node})
@@ -228,7 +228,7 @@ class ColumnTable:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RaggedArray:
-    """Ragged rows: row ``i`` is ``values[offsets[i]:offsets[i + 1]]``.
+    """Rows of different lengths: row ``i`` is ``values[offsets[i]:offsets[i + 1]]``.
 
     ``offsets`` has shape ``(rows + 1,)``, starts at 0 and never decreases; ``values`` is int32 or int64.
     """
@@ -315,7 +315,7 @@ class RaggedArray:
 class StringTable:
     """Strings as one UTF-8 buffer (possibly a memory map) and offsets of shape ``(count + 1,)``.
 
-    Row 0 is always ``""``. Builders intern; a table read from a file may contain a string twice.
+    Row 0 is always ``""``. Builders store each string once; a table read from a file may have a string twice.
     """
 
     buffer: bytes | memoryview[int]
@@ -389,10 +389,10 @@ DYNAMIC = -1
 class TensorTypes:
     """Distinct tensor types; all columns have shape ``(types,)``.
 
-    ``dtype`` holds codes of :data:`hespas.graph.columns.DTYPES` (-1 unknown). The extents of type ``i`` are
-    ``dims[dim_offsets[i]:dim_offsets[i + 1]]`` (:data:`DYNAMIC` if unknown), ``bytes`` is the storage (NaN if
-    a dimension is unknown). ``bounded`` marks extents that are upper bounds. ``encoding`` is a string row
-    with the format's layout, tiling or quantisation, 0 without one.
+    ``dtype`` has codes of :data:`hespas.graph.columns.DTYPES` (-1 unknown). The extents of type ``i`` are
+    ``dims[dim_offsets[i]:dim_offsets[i + 1]]`` (:data:`DYNAMIC` if unknown). ``bytes`` is the storage (NaN if
+    a dimension is unknown). ``bounded`` is True for extents that are upper bounds. ``encoding`` is a string
+    row with the layout, tiling or quantisation in the words of the format (0: none).
     """
 
     dtype: NDArray[np.int16]
@@ -485,10 +485,11 @@ class DTypeKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class DType:
-    """One element type. ``code`` is its row in :data:`DTYPES`, and the value in columns.
+    """One element type. ``code`` is its index in :data:`DTYPES`, and represents the type in columns.
 
-    Storage rule: ``i1`` takes one byte; other sub-byte types are packed, ``ceil(elements * bits / 8)`` per
-    tensor; block-scaled (MX, NVFP4) types add one scale per block (OCP Microscaling specification 1.0).
+    ``i1`` takes one byte per element. Other types below 8 bits are packed, ``ceil(elements * bits / 8)``
+    bytes per tensor. Block-scaled (MX, NVFP4) types add one scale per block (OCP Microscaling specification
+    1.0).
     """
 
     code: int

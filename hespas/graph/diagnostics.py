@@ -123,10 +123,11 @@ class Diagnostics:
         return sum(n for (_, entry), n in self._counts.items() if entry is severity)
 
     def tallies(self) -> list[tuple[Diagnostic, int]]:
-        """Return each stored finding with a count, so that :meth:`record` of all pairs rebuilds this
+        """Return each stored finding with a count. Recording all pairs with :meth:`record` gives an equal
         collector.
 
-        Findings that were only counted and not stored are added to the last stored one of their code.
+        The number of findings that were only counted and not stored is added to the last stored finding of
+        the same code.
         """
         stored = Counter((entry.code, entry.severity) for entry in self._stored)
         left = {key: count - stored[key] for key, count in self._counts.items()}
@@ -141,9 +142,9 @@ class Diagnostics:
 
 
 class Renamed(Diagnostics):
-    """Collector that also forwards findings to another one and replaces ``path`` by ``name`` in them.
+    """Collector that forwards findings to another collector, with ``path`` replaced by ``name``.
 
-    It hides temporary files and copies from users. Findings with a code in ``without`` are dropped.
+    It is used to hide temporary files and copies from users. Findings with a code in ``without`` are dropped.
     """
 
     __slots__ = ("_into", "_name", "_path", "_without")

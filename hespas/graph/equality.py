@@ -88,10 +88,11 @@ class GraphDifference:
 
 @dataclass(frozen=True, slots=True)
 class _CommonNumbers:
-    """Common numbers for the rows of two graphs' tables: rows with equal content have the same number.
+    """Common numbers for the rows of two graphs' tables (strings, types, ...): rows with equal content get
+    the same number.
 
-    ``left`` and ``right`` map the name of a table to an array that is indexed by row; its last entry, -1, is
-    for row -1.
+    ``left`` and ``right`` map the name of a table to an array with the number of each row. Its additional
+    last entry, -1, is for row -1.
     """
 
     left: dict[str, IntArray]
@@ -141,9 +142,10 @@ def _compare(column: str, a: NDArray[np.generic], b: NDArray[np.generic]) -> Ite
 def _compare_ragged(
     column: str, a: RaggedArray, b: RaggedArray, rows: tuple[IntArray, IntArray] | None = None
 ) -> Iterator[GraphDifference]:
-    """Yield the difference if rows of ``a`` and ``b`` differ in length or in a value.
+    """Yield a difference if rows of ``a`` and ``b`` differ in length or in a value.
 
-    ``rows`` converts the values of each side to common numbers first (see :class:`_CommonNumbers`).
+    If values are row numbers of a table, ``rows`` converts the values of each side to common numbers first
+    (see :class:`_CommonNumbers`).
     """
     differing = np.flatnonzero(a.lengths != b.lengths)
     if len(differing):

@@ -49,8 +49,8 @@ Digit = tuple[int, int]
 
 
 def _spread(digits: Sequence[Digit]) -> IntArray:
-    """Return all numbers that mixed-radix digits can form, each the sum of one multiple per stride; the first
-    digit varies slowest.
+    """Return all sums of multiples of the strides: ``index x stride`` for each digit (size, stride), with all
+    indices below its size. The first digit varies slowest.
     """
     values = np.zeros(1, np.int64)
     for size, stride in digits:
@@ -73,8 +73,9 @@ def _merge(digits: Sequence[Digit]) -> tuple[Digit, ...]:
 
 @dataclass(frozen=True, slots=True)
 class StridedGroups:
-    """Groups in symbolic form. A rank is ``base`` plus its group digits plus its member digits, each times
-    its stride.
+    """Groups in symbolic form. A rank is ``base`` plus (index x stride) for each of ``group_digits``, which
+    select the group, and for each of ``member_digits``, which select the member. A digit is a pair (size,
+    stride).
 
     The first digit varies slowest. Every rank of ``base .. base + num_groups * group_size - 1`` is in exactly
     one group. ``communicator`` distinguishes process groups of the same ranks.
@@ -300,8 +301,8 @@ def groups_text(groups: GroupSet, num_ranks: int) -> str:
 def _split_digits(
     digits: Sequence[Digit], group_size: int
 ) -> tuple[tuple[Digit, ...], tuple[Digit, ...]] | None:
-    """Split digits into slow digits and fast digits, which form ``group_size`` numbers. Return None if the
-    boundary is within a digit.
+    """Divide digits (size, stride) into slow digits and fast digits. The fast digits form ``group_size``
+    numbers. Return None if the boundary is within a digit.
     """
     members: list[Digit] = []
     rest = list(digits)
@@ -321,8 +322,8 @@ def _split_digits(
 
 
 def digits_of(values: IntArray) -> tuple[Digit, ...] | None:
-    """Return mixed-radix digits that form exactly the numbers ``values`` in this order (the first is 0); None
-    if there are none.
+    """Return digits (size, stride) whose sums are exactly the numbers ``values``, in this order; the first
+    value is 0. None if there are none.
     """
     digits: list[Digit] = []
     while len(values) > 1:
@@ -470,11 +471,11 @@ _MAX_ABSENT = 1 << 20
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GroupMembership:
-    """Process groups that one group set makes of the ranks of a job.
+    """Process groups of one group set of a job, restricted to its ranks.
 
     ``group`` is the group of each rank (-1: none), shape ``(ranks,)``. The other columns have shape
-    ``(groups,)``. ``uid`` identifies a process group by its members and communicator, over all group sets.
-    ``is_first`` marks groups that no earlier set had.
+    ``(groups,)``. ``uid`` is equal for groups of all group sets with the same members and communicator.
+    ``is_first`` is True for groups that no earlier group set had.
     """
 
     group: IntArray
@@ -484,8 +485,8 @@ class GroupMembership:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PermutationPeers:
-    """Peers of each rank in a permutation: ``target`` and ``source``, -1 for none, shape ``(ranks,)``. Peers
-    outside of the job are -1.
+    """Peers of each rank in a permutation, shape ``(ranks,)``: the rank to which it sends (``target``) and
+    from which it receives (``source``). -1 means no peer, or a peer that is not in the job.
     """
 
     target: IntArray
@@ -551,8 +552,8 @@ def peers_of(permutation: Permutation, num_ranks: int) -> PermutationPeers:
 
 
 def salted(value: NDArray[np.uint64], salt: int) -> NDArray[np.uint64]:
-    """Return a hash of each 64-bit number (SplitMix64's finaliser) that depends on ``salt``. The analysis of
-    rank behaviour combines such hashes of operations and peers to distinguish ranks.
+    """Return a hash of each 64-bit number (SplitMix64's finaliser) that depends on ``salt``. Such hashes of
+    operations and peers are combined to find ranks that behave alike.
     """
     mixed = value + np.uint64((salt * 0x9E3779B97F4A7C15 + 0x2545F4914F6CDD1D) & (2**64 - 1))
     mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)

@@ -121,7 +121,7 @@ def check_value(name: str, value: object, hint: object) -> None:
 
 
 def _beyond(name: str, value: object, hint: object) -> Iterator[tuple[str, str]]:
-    """Yield a message and a remedy for each number in ``value`` that is beyond a bound of its type hint.
+    """Yield a message and a remedy for each number in ``value`` that violates a bound in its type hint.
 
     Values of a mapping are checked too; messages name them with their key, such as ``sizes['x']``.
     """
@@ -253,17 +253,17 @@ _Completed = Literal["", "devices", "systems", "estimators", "formats"]
 class Option:
     """Declaration of a command-line option in a type hint.
 
-    ``help`` is its help text, which names other options like messages of the library do: ```num_devices```.
-    ``flag`` is the spelling on the command line (empty: the name), for a switch also its negation
-    (``interference/no-interference``). ``panel`` is a heading of ``--help``. ``completes`` are the names that
-    a shell completes. ``is_argument``: the option is given by position. ``repeats``: it can be given several
-    times, each time with one value. ``is_text``: the text need not be a path. ``is_required``: the command
-    line needs it (None: if the parameter has no default). ``parse`` converts the text of the command line, or
-    the list of texts of an option that ``repeats``, to a value. ``default_text`` replaces the default in
-    ``--help`` (empty: none is shown).
+    ``help`` is its help text. It names other options by their Python names in backticks, like messages
+    of the library: ```num_devices```. ``flag`` is the spelling on the command line (empty: the name); for a
+    switch it may include the negation (``interference/no-interference``). ``panel`` is a heading of
+    ``--help``. ``completes`` are the names that a shell completes. ``is_argument``: the option is given by
+    position. ``repeats``: it can be given several times, each time with one value. ``is_text``: the text need
+    not be a path. ``is_required``: the command line needs it (None: if the parameter has no default).
+    ``parse`` converts the text of the command line (for an option that ``repeats``, the list of texts) to a
+    value. ``default_text`` replaces the default in ``--help`` (empty: none is shown).
 
-    ``access`` states the use of a file that the option names (empty: it is read; ``stream``: the function
-    itself reads standard input). ``label`` names that file in messages (empty: the flag).
+    ``access`` is the use of a file that the option names (empty: it is read; ``stream``: the function itself
+    reads standard input). ``label`` names that file in messages (empty: the flag).
     """
 
     help: str
@@ -284,7 +284,7 @@ class Option:
 
 @dataclass(frozen=True, slots=True)
 class OptionsOf:
-    """Selection of the fields of an option class that commands offer as options, in a type hint.
+    """Part of a type hint that offers the fields of an option class as command-line options.
 
     ``names`` are the offered fields (empty: all fields that declare an option).
     """
@@ -294,10 +294,11 @@ class OptionsOf:
 
 @dataclass(frozen=True, slots=True)
 class DeclaredOption:
-    """Option of a command that calls a function: one of its keyword parameters, or a field of an option
-    class.
+    """Option of a command that calls a function. It sets a keyword parameter of the function, or a field of
+    an option class.
 
-    For a field, ``kind`` is the option class and ``parameter`` is the keyword that takes an instance of it.
+    For a field, ``kind`` is the option class, and ``parameter`` is the keyword parameter whose argument is an
+    object of this class.
     """
 
     name: str
@@ -373,8 +374,8 @@ def options_of(function: Callable[..., object]) -> Mapping[str, DeclaredOption]:
 def _options_of_class(parameter: str, hint: object, names: tuple[str, ...]) -> dict[str, DeclaredOption]:
     """Return the options that the fields of an option class declare.
 
-    ``hint`` is the type hint of ``parameter``, which takes an instance of the class. ``names`` selects fields
-    (empty: all).
+    ``hint`` is the type hint of the keyword ``parameter``, whose argument is an object of the class.
+    ``names`` selects fields (empty: all).
     """
     kinds = [member for member in (hint, *get_args(hint)) if hasattr(member, "__dataclass_fields__")]
     kind = cast("type", kinds[0])

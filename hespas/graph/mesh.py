@@ -108,7 +108,8 @@ class Mesh:
         return Mesh(self.names, tuple(sizes.get(name, size) for name, size in self.axes.items()))
 
     def covered(self, digit: Digit) -> tuple[str, ...] | None:
-        """Return the names of the axes that a digit of rank numbers covers, outermost first.
+        """Return the names of the mesh axes that a digit (size, stride) of rank numbers covers, outermost
+        first.
 
         Return None if the digit covers only part of an axis.
         """
@@ -128,9 +129,9 @@ class Mesh:
 def axes_of(groups: GroupSet, mesh: Mesh) -> str:
     """Return the axes over which the ranks of a group vary, separated by commas: ``data,model``.
 
-    Part of an axis is written as in Shardy: ``data:(2)4`` splits the axis into 2 x 4 x rest and names the 4.
-    Groups of one rank give an empty text; groups that do not follow the mesh give ``?``. The order of ranks
-    within a group is ignored.
+    Part of an axis is written as in Shardy: ``data:(2)4`` means that the axis is divided into 2 x 4 x rest,
+    and ranks vary over the 4. Groups of one rank give an empty text; groups that do not follow the mesh give
+    ``?``. The order of ranks within a group is ignored.
     """
     if groups.group_size == 1:
         return ""
@@ -164,10 +165,10 @@ def axis_of_shift(permutation: Permutation, mesh: Mesh) -> tuple[str, int]:
 
 
 def _axes_of_span(size: int, stride: int, mesh: Mesh) -> Iterator[tuple[int, str]]:
-    """Yield the index and label of each mesh axis that a digit of rank numbers covers.
+    """Yield the index and label of each mesh axis over which rank numbers vary if they take ``size`` values
+    at distance ``stride``.
 
-    The digit has ``size`` values at distance ``stride``. If it does not follow the axes, yield index -1 and
-    ``?``.
+    If the values do not follow the axes, yield index -1 and ``?``.
     """
     axis_stride = 1
     for axis in reversed(range(len(mesh.sizes))):

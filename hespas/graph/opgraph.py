@@ -111,8 +111,8 @@ class OpClass(IntEnum):
 def timed_class_name(code: int) -> str:
     """Return the name under which reports show the time of an operation class.
 
-    The class of zero-cost operations is called ``host overhead``, because those with a duration are views and
-    enclosing calls on a host.
+    Zero-cost operations with a duration are views and enclosing calls on a host. Therefore their class is
+    called ``host overhead``.
     """
     return "host overhead" if code == OpClass.FREE else OpClass(code).name.lower()
 
@@ -187,12 +187,12 @@ RETURNED = "returned"
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class CollectiveTable(ColumnTable):
-    """One row per collective node; at most one row per node.
+    """Table of collectives: one row per collective node.
 
-    ``kind`` is a :class:`CollectiveKind`; ``group_set`` indexes the graph's group sets (-1: not given, all
-    ranks); ``comm_bytes`` is the payload per rank as Chakra defines it (whole buffer for all-reduce,
-    reduce-scatter and all-to-all, shard for all-gather); ``operand_bytes`` and ``result_bytes`` are the sizes
-    in the program; ``channel`` is -1 if absent; ``reduction`` is a string row (``add``).
+    ``kind`` is a :class:`CollectiveKind`. ``group_set`` is the index in the graph's group sets (-1: not
+    given, all ranks). ``comm_bytes`` is the payload per rank as Chakra defines it (whole buffer for
+    all-reduce, reduce-scatter and all-to-all, shard for all-gather). ``operand_bytes`` and ``result_bytes``
+    are the sizes in the program. ``channel`` is -1 if absent. ``reduction`` is a string row (``add``).
     """
 
     node: SmallIntArray
@@ -207,11 +207,11 @@ class CollectiveTable(ColumnTable):
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class P2pTable(ColumnTable):
-    """One row per SEND, RECV or PERMUTE node.
+    """Table of messages: one row per SEND, RECV or PERMUTE node.
 
-    ``permutation`` indexes the graph's permutations, which map sources to targets for either direction (-1:
-    unknown peer); ``comm_bytes`` is the message size; ``tag`` is -1 if absent; ``host`` marks a transfer over
-    the host link.
+    ``permutation`` is the index in the graph's permutations, which map sources to targets for sends and for
+    receives (-1: unknown peer). ``comm_bytes`` is the message size. ``tag`` is -1 if absent. ``host`` is True
+    for a transfer over the host link.
     """
 
     node: SmallIntArray
@@ -223,11 +223,11 @@ class P2pTable(ColumnTable):
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class ContractionTable(ColumnTable):
-    """Matrix products and convolutions as B x (M x K by K x N); a fusion may have several rows.
+    """Table of matmuls and convolutions as B x (M x K by K x N); a fusion may have several rows.
 
     ``flops`` follows the specification; ``useful_flops`` excludes multiplications by padding or dilation
-    zeros. ``lhs``, ``rhs`` and ``accumulator`` are element type codes, and together the rate key.
-    ``products`` counts primitive products per multiply (3 or 6 for emulated precision).
+    zeros. ``lhs``, ``rhs`` and ``accumulator`` are element type codes, which together determine the rate.
+    ``products`` is the number of matmuls that emulate one (3 or 6 for emulated precision, else 1).
     """
 
     node: SmallIntArray
@@ -247,12 +247,12 @@ class ContractionTable(ColumnTable):
 class RegionTable:
     """Nested regions of a program: calls, loop bodies, branches, composites.
 
-    ``parent`` is the enclosing region (-1: none) and always a smaller row; ``kind`` a
-    :class:`hespas.graph.opgraph.RegionKind`; ``trips`` the number of runs of the region per run of its parent
-    (NaN unknown, 0 for a branch not taken); ``label`` a string row. A loop is one region: its condition and
-    its body run ``trips`` times; the last evaluation of the condition, which ends the loop, has no node. A
-    loop carries values: node ``carried_consumer[i]`` of region ``carried_region[i]`` needs the value that
-    ``carried_producer[i]`` made one iteration earlier.
+    ``parent`` is the enclosing region (-1: none) and always a smaller row. ``kind`` is a
+    :class:`hespas.graph.opgraph.RegionKind`. ``trips`` is the number of runs of the region per run of its
+    parent (NaN unknown, 0 for a branch not taken). ``label`` is a string row. A loop is one region: its
+    condition and its body run ``trips`` times. The last evaluation of the condition, which ends the loop, has
+    no node. Loops carry values from one iteration to the next: node ``carried_consumer[i]`` of region
+    ``carried_region[i]`` needs the value that ``carried_producer[i]`` made one iteration earlier.
     """
 
     parent: SmallIntArray
@@ -289,9 +289,9 @@ class RegionTable:
         return cls.from_rows(())
 
     def within(self, region: int) -> NDArray[np.bool_]:
-        """Return flags of the regions that are ``region`` or nested in it, shape ``(regions + 1,)``.
+        """Return a mask of ``region`` and the regions nested in it, shape ``(regions + 1,)``.
 
-        The last flag is for the top level of the program and is False.
+        The additional last entry is for the top level of the program and is False.
         """
         inside = np.zeros(len(self) + 1, np.bool_)
         inside[region] = True
@@ -306,12 +306,13 @@ class RegionTable:
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class ExtraTable:
-    """Attributes of a format that the graph does not model, verbatim; a node may have several rows.
+    """Attributes of a file format that the graph does not model, stored unchanged; a node may have several
+    rows.
 
-    ``key`` is a string row; ``tag`` is the type of the value ``values[offsets[i]:offsets[i + 1]]``. Tag 0 is
-    text (UTF-8) of any format, which every format may write. Other tags are types of one format: 1..255 of
-    Chakra (``hespas.converters.chakra.contract.Tag``), the rest is unassigned. A format skips rows with tags
-    of another format. ``node`` is -1 for the file itself.
+    ``key`` is a string row. ``tag`` is the type of the value ``values[offsets[i]:offsets[i + 1]]``. Tag 0 is
+    text (UTF-8) of any format, which every format may write. Tags 1 to 255 are types of Chakra
+    (``hespas.converters.chakra.contract.Tag``); others are unassigned. A format skips rows with tags of
+    another format. ``node`` is -1 for attributes of the file itself.
     """
 
     node: SmallIntArray
@@ -527,7 +528,7 @@ def known_sum(column: FloatArray) -> float:
 
 
 def is_recorded_wait(graph: OpGraph) -> NDArray[np.bool_]:
-    """Return flags of the nodes that represent recorded time in which the device waited.
+    """Return a mask of the nodes that represent recorded time in which the device waited.
 
     Such a node is the time of a host thread, or a delay, which has no stream. Its time does not depend on the
     device.

@@ -45,7 +45,8 @@ def pack(workload: Workload) -> bytes:
 
 
 def unpack(data: bytes) -> Workload:
-    """Return the workload of :func:`pack`. Its columns are views of ``data`` and read-only.
+    """Return the workload that :func:`pack` converted to ``data``. Its columns are read-only views of
+    ``data``.
 
     Raises ``ValueError`` for other bytes, ``InvariantError`` for columns that contradict each other.
     """

@@ -58,9 +58,11 @@ def registered(group: str) -> Iterable[tuple[str, str]]:
 
 @contextmanager
 def collect_plugin_errors() -> Generator[Mapping[tuple[str, str], str]]:
-    """Collect one message per plug-in, or user rule, that fails within the block, by kind and name.
+    """Collect the messages of plug-ins or user rules that fail within the context: one message per kind and
+    name.
 
-    Tables are used where no diagnostics are at hand; the code that prints messages reads them here.
+    Plug-ins are used in places without a collector of diagnostics. The code that prints messages reads them
+    from the result.
     """
     messages: dict[tuple[str, str], str] = {}
     before = _PLUGIN_ERRORS.set(messages)
@@ -90,7 +92,7 @@ class PluginTable:
     builtin: Mapping[str, str]
 
     def plugins(self) -> dict[str, str]:
-        """Return the plug-ins of a table: name and target of the rows that other packages register. A row
+        """Return the plug-ins of this table that other packages register: name and import target. A plug-in
         whose name exists already is reported and skipped.
         """
         targets: dict[str, str] = {}
@@ -108,10 +110,10 @@ class PluginTable:
         return (*self.builtin, *sorted(self.plugins()))
 
     def load(self, name: str) -> object:
-        """Import one row.
+        """Import the object with a name.
 
         Raises ``UsageError`` for an unknown name, ``UnsupportedError`` for a plug-in that cannot be imported,
-        ``InvariantError`` for a built-in row whose target does not exist.
+        ``InvariantError`` for a built-in name whose target does not exist.
         """
         builtin = self.builtin.get(name)
         if builtin:
@@ -125,10 +127,10 @@ class PluginTable:
         return self.guarded(name, lambda: attribute_of(target))
 
     def guarded(self, name: str, use: Callable[[], _Result]) -> _Result:
-        """Return the result of ``use``, a call of the row ``name``.
+        """Return the result of ``use``, which calls the object ``name`` of this table.
 
-        Raises ``UnsupportedError`` for any exception of a plug-in except ``HespasError``, and reports it.
-        Exceptions of built-in rows pass.
+        If a plug-in raises any exception other than ``HespasError``, it is reported and ``UnsupportedError``
+        is raised. Exceptions of built-in objects are not changed.
         """
         if name in self.builtin:
             return use()

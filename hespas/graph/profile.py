@@ -52,10 +52,10 @@ class HostOps(ColumnTable):
     """Operations on the host; columns of shape ``(operations,)``. Columns in ``_id`` are rows of the
     profile's ``strings``.
 
-    ``parent`` is the enclosing operation (-1: none); ``thread_id`` names process and thread. ``shapes_id``,
-    ``dtype_id``, ``strides_id`` and ``values_id`` describe the inputs as JSON texts. ``sequence`` is equal
-    for a forward operation and its backward operations (-1: none). Operations of a captured graph that was
-    replayed have the thread :data:`CAPTURED_THREAD` and duration 0.
+    ``parent`` is the row of the enclosing operation (-1: none). ``thread_id`` names process and thread.
+    ``shapes_id``, ``dtype_id``, ``strides_id`` and ``values_id`` describe the inputs as JSON texts.
+    ``sequence`` is equal for a forward operation and its backward operations (-1: none). Operations of a
+    captured graph that was replayed have the thread :data:`CAPTURED_THREAD` and duration 0.
     """
 
     name_id: SmallIntArray
@@ -74,7 +74,7 @@ class HostOps(ColumnTable):
 class CompilerCosts(ColumnTable):
     """Costs that a compiler reports for its kernels; columns of shape ``(kernels,)``.
 
-    ``op`` is the row of the profile's host operations; ``flops`` counts only products and convolutions,
+    ``op`` is the row in the profile's host operations. ``flops`` counts only matmuls and convolutions.
     ``bytes_moved`` is the traffic of the kernel (NaN unknown).
     """
 
@@ -86,12 +86,13 @@ class CompilerCosts(ColumnTable):
 @renamed_fields(kind_row="kind_id", group_row="group_id", ranks_row="ranks_id")
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class MeasuredComms(ColumnTable):
-    """Properties of communication events; columns of shape ``(communications,)``.
+    """Properties of communication events; columns of shape ``(communications,)``. Columns in ``_id`` are rows
+    of the profile's ``strings`` (0: unknown).
 
-    ``event`` is the row of the profile. ``kind_id`` is the operation as the library names it
-    (``allreduce``), ``group_id`` the process group, ``ranks_id`` its members as a JSON list (rows of the
-    profile's ``strings``, 0 unknown). ``operand_bytes`` and ``result_bytes`` are per rank (NaN unknown),
-    ``sequence`` counts the operations of a group (-1 unknown), ``group_size`` is -1 if unknown.
+    ``event`` is the row in the profile. ``kind_id`` is the operation as the library names it (``allreduce``),
+    ``group_id`` the process group, ``ranks_id`` its members as a JSON list. ``operand_bytes`` and
+    ``result_bytes`` are per rank (NaN unknown). ``sequence`` counts the operations of a group (-1 unknown).
+    ``group_size`` is -1 if unknown.
     """
 
     event: SmallIntArray
@@ -121,9 +122,10 @@ class HostRanges(ColumnTable):
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class StepRanges(ColumnTable):
-    """Steps on the host (``ProfilerStep#N``), as columns of shape ``(ranges,)``.
+    """Time ranges of training steps on the host (``ProfilerStep#N``), as columns of shape ``(ranges,)``.
 
-    ``number`` equals :attr:`Profile.run`. Several threads and processes may report the range of one step.
+    ``number`` is the number of the step, equal to :attr:`Profile.run` of its events. Several threads and
+    processes may report a range of one step.
     """
 
     number: IntArray
@@ -133,7 +135,7 @@ class StepRanges(ColumnTable):
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class MeasuredMemory(ColumnTable):
-    """Allocations and releases of memory, in columns of shape ``(changes,)``.
+    """Allocations and releases of memory; columns of shape ``(changes,)``.
 
     ``allocated_bytes`` and ``reserved_bytes`` are the totals of the allocator of ``device`` (-1: the host)
     after each change (NaN unknown).

@@ -32,8 +32,9 @@ class Estimate:
     """Estimated time of each node of one graph; columns of shape ``(nodes,)``.
 
     ``duration_ns`` is the time of one execution (NaN if no estimator covers the node; 0 only for zero-cost
-    nodes); ``low_ns`` and ``high_ns`` are its interval (NaN: none). ``estimator`` indexes ``estimators`` (-1:
-    none). ``bound`` indexes ``bounds``, the limiting resource of the node.
+    nodes). ``low_ns`` and ``high_ns`` are its 90 % interval (NaN: none). ``estimator`` is the index in
+    ``estimators`` of the estimator of the time (-1: none). ``bound`` is the index in ``bounds`` of the
+    resource that limits the node.
     """
 
     hardware: str

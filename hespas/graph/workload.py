@@ -156,9 +156,9 @@ class Workload:
         return self.classes[index]
 
     def by_rank(self, values: IntArray) -> IntArray:
-        """Return the value of each rank, by its rank class.
+        """Return for each rank the entry of ``values`` of its rank class.
 
-        ``values`` has shape ``(classes + 1,)``; its last value is for :data:`ABSENT` ranks. If all ranks run
+        ``values`` has shape ``(classes + 1,)``; its last entry is for :data:`ABSENT` ranks. If all ranks run
         one class, the result is a view of one value.
         """
         if self._is_constant:
@@ -218,14 +218,14 @@ LAUNCHES: tuple[Launch, ...] = get_args(Launch)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepFacts:
-    """Facts of a step that its graph does not show; NaN and empty texts are unknown.
+    """Facts of a step that its graph does not state; NaN and empty texts are unknown.
 
-    ``model_flops`` is the total of all ranks, as publications count it; ``tokens`` is the number of tokens
-    that the step processes on ``ranks`` ranks (0: unknown). ``dtype`` is the element type of products of
-    linear layers. ``reads_counts``: the host reads the number of tokens per expert before it launches the
-    expert products. ``library`` names the fused attention; ``compiled`` is False if elementwise work is not
-    fused. ``power_w`` and ``bandwidth`` (relative to the device file) describe a board that differs from
-    ``device``, and apply to that board only.
+    ``model_flops`` is the total of all ranks, as publications count it. ``tokens`` is the number of tokens
+    that the step processes on ``ranks`` ranks (0: unknown). ``dtype`` is the element type of the matmuls in
+    linear layers. ``reads_counts`` is True if the host reads the number of tokens per expert before it
+    launches the matmuls of experts. ``library`` names the fused attention. ``compiled`` is False if
+    elementwise work is not fused. ``power_w`` (power limit) and ``bandwidth`` (relative to the device file)
+    describe a board that differs from the file of ``device``, and apply to that board only.
     """
 
     kind: StepKind
@@ -290,10 +290,11 @@ _SENDS, _RECEIVES, _BOTH = range(3)
 
 
 def of_own_ranks(workload: Workload, number: int, graph: OpGraph) -> OpGraph:
-    """Return ``graph``, the program of rank class ``number``, with only the groups and peers of its ranks.
+    """Return ``graph``, the program of rank class ``number``, with only the groups and peers of the ranks of
+    this class.
 
-    Group sets and permutations span the whole job, but the time of a message or a collective depends only on
-    the links between the participating ranks. O(ranks x sets).
+    The time of a message or a collective depends only on the links between the participating ranks, but group
+    sets and permutations include all ranks of the job. O(ranks x sets).
     """
     if len(workload.classes) == 1:
         return graph

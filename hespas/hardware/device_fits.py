@@ -89,9 +89,9 @@ class FitError(TomlRow, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FitBand:
-    """Error band: 90 % of the measurements lie between ``low`` and ``high`` times the prediction.
+    """Error band of a fit: 90 % of the measurements are between ``low`` and ``high`` times the prediction.
 
-    It is for predictions up to ``up_to_ns`` and above the previous band.
+    It applies to predictions above ``up_to_ns`` of the previous band and up to ``up_to_ns`` of this band.
     """
 
     up_to_ns: float
@@ -112,10 +112,10 @@ class FitRange:
 class Fit:
     """Fitted time of one class of operations. ``form`` is the name of a formula that an estimator implements.
 
-    ``kind``, ``op``, ``scheme`` and ``variant`` are the labels of operations; the last three may be ``*``.
-    ``default`` marks the usual variant of a device, for operations that name none. ``samples`` is the number
-    of fitted rows of ``table``; the last band has an infinite ``up_to_ns``. ``provenance`` is the origin of
-    the table, ``fitted`` the date of the fit (ISO), ``seed`` its random seed.
+    ``kind``, ``op``, ``scheme`` (number format) and ``variant`` are the labels of operations; the last three
+    may be ``*``. ``default`` marks the usual variant of a device, for operations that do not name a variant.
+    ``samples`` is the number of fitted rows of ``table``. The last error band has an infinite ``up_to_ns``.
+    ``provenance`` is the origin of the table, ``fitted`` the date of the fit (ISO), ``seed`` its random seed.
     """
 
     kind: str
@@ -191,8 +191,8 @@ _SEGMENT = re.compile(r"r(\d{1,9})_n(\d{1,9})_(t0_ns|knee\d{1,4}_bytes|ns_per_by
 
 
 class SegmentName(NamedTuple):
-    """Parsed name of a parameter of a collective: ``r8_n1_knee2_bytes`` is the parameter ``knee2_bytes`` of 8
-    ranks on one node.
+    """Parsed name of a fitted parameter of a collective. ``r8_n1_knee2_bytes`` is the parameter
+    ``knee2_bytes`` (``part``) for 8 ``ranks`` on one node (``nodes``).
     """
 
     ranks: int
@@ -207,9 +207,8 @@ def segment_name(name: str) -> SegmentName | None:
 
 
 def parameter_fault(form: str, values: Mapping[str, float]) -> tuple[str, str] | None:
-    """Return the first invalid parameter of a fit and the expected value; None for a valid fit.
-
-    Raises no errors; values are already numbers.
+    """Return the name of the first invalid parameter of a fit and a text about the expected value; None for a
+    valid fit. Parameters are not checked for being numbers.
     """
     if form == SEGMENTS:
         lines: dict[str, dict[str, float]] = {}
@@ -236,8 +235,9 @@ def parameter_fault(form: str, values: Mapping[str, float]) -> tuple[str, str] |
 
 
 def _line_fault(stem: str, line: Mapping[str, float]) -> tuple[str, str] | None:
-    """Return the first invalid parameter of a piecewise line and the expected value. A line has a start,
-    rates numbered from 1, and rising knees, one fewer than rates.
+    """Return the first invalid parameter of a piecewise line and a text about the expected value; None for a
+    valid line. A line has a start, rates numbered from 1, and one knee fewer than rates. Knees are in
+    ascending order.
     """
     rates = sum(part.startswith("ns_per_byte") for part in line)
     segments = max(rates, 1)
@@ -286,7 +286,8 @@ _LARGEST_ARRAY = 1 << 16
 
 
 def _weights_fault(form: str, values: Mapping[str, float]) -> tuple[str, str] | None:
-    """Return the first invalid parameter of a line and the expected value; None for a valid line.
+    """Return the first invalid parameter of a line of the systolic estimator and a text about the expected
+    value; None for a valid line.
 
     ``form`` is one of :data:`LINE_FORMS`.
     """

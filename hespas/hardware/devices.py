@@ -93,13 +93,12 @@ SubbyteStorage = Literal["packed", "byte"]
 
 
 class Peak(TomlRow, frozen=True, kw_only=True):
-    """Highest rate of one unit for one operand type; a multiply and an add are two FLOPs.
+    """Highest rate of one unit (matrix or vector) for one operand type. A multiply and an add are two FLOPs.
 
-    ``dtype`` is the operand type in MLIR's spelling: it determines the rate, not the result's type.
-    ``rhs_dtype`` is the type of the right-hand operand if a unit multiplies two different types (2-bit
-    weights by 8-bit activations), empty if both are ``dtype``. ``accumulator`` is empty if the rate does not
-    depend on it or the source does not give it. The energy covers the arithmetic alone: no registers, no
-    wires, no clock tree.
+    ``dtype`` is the operand type in MLIR's spelling. ``rhs_dtype`` is the type of the right-hand operand if a
+    unit multiplies two different types (2-bit weights by 8-bit activations), empty if both are ``dtype``.
+    ``accumulator`` is the type of the sum; it is empty if the rate does not depend on it or the source does
+    not state it. The energy covers the arithmetic alone: no registers, no wires, no clock tree.
     """
 
     unit: Unit
@@ -193,15 +192,15 @@ class SystolicArray(TomlRow, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
-    """Device as its file describes it. ``units`` is the number of its ``unit_name`` (SM, CU, TensorCore,
-    core).
+    """Device as its file describes it. ``units`` is the number of its compute units, which are called
+    ``unit_name`` (SM, CU, TensorCore, core).
 
     ``launch_overhead_ns`` is the shortest time of any kernel. ``subbyte_storage``: element types under 8 bits
-    are packed in memory, or take a byte each. ``own_fits`` are the fits in the file; ``fits_of`` names the
-    shipped device whose fits also apply to this one (empty: none). ``own_lines`` are the fits of a systolic
-    array's forms in the file, separate because they cover the same classes. ``learned_models`` are absolute
-    paths of the cards of its own learned models. ``tdp_w`` is the sustained power limit of the board, in
-    watts.
+    are packed in memory, or take a byte each. ``own_fits`` are the fits in the file. ``fits_of`` names the
+    shipped device whose fits also apply to this one (empty: none). ``own_lines`` are the fits of the
+    estimator ``systolic`` in the file; they are separate because they cover the same classes.
+    ``learned_models`` are absolute paths of the cards of its own learned models. ``tdp_w`` is the sustained
+    power limit of the board, in watts.
     """
 
     name: str
@@ -232,7 +231,8 @@ class Device:
     def fits(self) -> tuple[Fit, ...]:
         """The device's own fits, followed by the shipped fits of the classes without an own fit.
 
-        Shipped fits are read at the first access: decoding hundreds takes longer than the rest of a device.
+        Shipped fits are read at the first access, because decoding them takes longer than the rest of a
+        device.
         """
         if not self.fits_of:
             return self.own_fits
@@ -261,8 +261,8 @@ class Device:
     def efficiency(self, op_class: str, dtype: str) -> Efficiency | None:
         """Return the most specific fitted efficiency; None without a match.
 
-        A row of both class and type is preferred, then a row of the class, of the type, and of neither
-        (``*``).
+        A row of both the class and the type is preferred, then a row of the class (type ``*``), then of the
+        type (class ``*``), then of ``*`` for both.
         """
         wanted = ((op_class, dtype), (op_class, "*"), ("*", dtype), ("*", "*"))
         table = {(row.op_class, row.dtype): row for row in self.efficiencies}

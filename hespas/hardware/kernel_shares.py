@@ -79,7 +79,7 @@ _STARTS = ("t0_ns", "start_ns")
 
 
 def common_fits(device: Device) -> tuple[Fit, ...]:
-    """Return the kernel fits that apply to a device: from its own recordings, and for other forms from
+    """Return the kernel fits that apply to a device: fits to its own recordings, and for other forms fits to
     recordings of its vendor's other GPUs.
     """
     if device.kind != "gpu" or device.vendor.lower() not in _names():
@@ -125,8 +125,8 @@ def scaled_fits(common: Sequence[Fit], device: Device) -> tuple[Fit, ...]:
 
 
 def start_ratio(device: Device) -> float:
-    """Return the factor on the start-up times of kernels in a vendor's file: the ratio of the shortest
-    kernels of the device and of the file.
+    """Return the factor that converts the start-up times of kernels in a vendor's file to a device. It is the
+    shortest kernel time of the device divided by the shortest kernel time of the file.
     """
     floor_ns = device.launch_overhead_ns
     return floor_ns / COMMON_FLOOR_NS if floor_ns > 0 else 1.0
@@ -159,11 +159,11 @@ _TRAINING_FILE = FileKind(
 
 
 class AttentionShare(TomlRow, frozen=True, kw_only=True):
-    """Fractions of the 16-bit peak that an attention library reaches in the forward and the backward pass
-    with many keys.
+    """Fractions of the 16-bit peak that an attention library reaches, in the ``forward`` and the ``backward``
+    pass, for many keys.
 
-    ``half_keys`` is the number of keys at which half of that is reached. Heads narrower than 128 reach
-    ``narrow_head`` of it; operands of 8 bits are ``of_8_bits`` times as fast.
+    With ``half_keys`` keys, half of this fraction is reached. Heads narrower than 128 reach the fraction
+    multiplied by ``narrow_head``. Operands of 8 bits are ``of_8_bits`` times as fast.
     """
 
     library: Library
@@ -177,11 +177,12 @@ class AttentionShare(TomlRow, frozen=True, kw_only=True):
 
 
 class ProductShare(TomlRow, frozen=True, kw_only=True):
-    """Fraction of the dense peak that products of a training step sustain, by the bits of their operands.
+    """Fraction of the dense peak that the matmuls of a training step sustain, by the bits of their operands.
 
-    ``of_16_bits``: efficiency of formats in ``stands_in``, relative to the same product in 16 bits.
-    ``of_blocks``: efficiency of block-scaled formats, relative to formats with one scale. ``filled``: the
-    share is the only limit of a product, apart from sizes that do not fill a matrix unit.
+    ``of_16_bits`` is the efficiency of the number formats in ``stands_in``, relative to the same matmul in 16
+    bits. ``of_blocks`` is the efficiency of block-scaled formats, relative to formats with one scale. If
+    ``filled`` is True, this fraction is the only limit of a matmul, apart from sizes that do not fill a
+    matrix unit.
     """
 
     bits: Literal[4, 8, 16]
@@ -212,10 +213,10 @@ class UnfusedFactor(TomlRow, frozen=True, kw_only=True):
 
 
 class TrainingShares(TomlRow, frozen=True, kw_only=True):
-    """Contents of one file with shares for training kernels.
+    """Contents of one file with the rates of training kernels, as shares of the peak.
 
-    ``library`` is the default attention library. ``stands_in`` are number formats of products that were only
-    measured on devices of other vendors; estimators then use 16-bit products in their place.
+    ``library`` is the default attention library. ``stands_in`` are number formats of matmuls that were
+    measured only on devices of other vendors. Estimators replace such matmuls by 16-bit matmuls.
     """
 
     name: Text
@@ -296,12 +297,12 @@ Bound = Literal["compute", "memory"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InterferenceFactor:
-    """Slow-down of a kernel during communication: ``1 + value x s / (1 - s)``. ``bound`` is the resource that
+    """Slowdown of a kernel during communication: ``1 + value x s / (1 - s)``. ``bound`` is the resource that
     limits the kernel.
 
     ``s`` is the fraction of units (``compute``) or of memory bandwidth (``memory``) that communication uses.
-    ``device`` is the fitted device (``*``: mean for all others). ``n`` counts kernels that overlapped with
-    communication, of ``keys`` kinds. Negative fits are set to 0.
+    ``device`` is the fitted device (``*``: mean for all others). ``n`` is the number of kernels that
+    overlapped with communication, ``keys`` the number of different kinds of them. Negative fits are set to 0.
     """
 
     device: str

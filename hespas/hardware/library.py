@@ -84,12 +84,12 @@ class DeviceIndex:
 
 
 def load_device(name_or_path: str | os.PathLike[str]) -> Device:
-    """Return the device with that name or alias, or the device in that file; only one file is decoded.
+    """Return the device with a name or alias, or the device in a file. Only one file is decoded.
 
-    A path is anything that ends in ``.toml``, contains a path separator, or is a ``PathLike``. Only names and
-    paths that the user gave, on a command line or in a call, are loaded here; :func:`resolve_reference`
-    resolves references in files. Raises ``UsageError`` for an unknown or ambiguous name, ``FormatError`` for
-    a file that is not a device.
+    A path is anything that ends in ``.toml``, contains a path separator, or is a ``PathLike``. Use it only
+    for names and paths that the user gave, on a command line or in a call; :func:`resolve_reference` resolves
+    references in files. Raises ``UsageError`` for an unknown or ambiguous name, ``FormatError`` for a file
+    that is not a device.
     """
     text = os.fspath(name_or_path)
     return read_device(Path(text)) if is_path(name_or_path) else named_device(text)
@@ -108,8 +108,8 @@ def is_path(name_or_path: str | os.PathLike[str]) -> bool:
 
 
 def resolve_reference(file: Path, text: str, position: str) -> str:
-    """Return the device or system that ``file`` refers to by ``text``: a name, or a path in the folder of
-    ``file``.
+    """Return the device or system to which the ``text`` in ``file`` refers: a name, or a path in the folder
+    of ``file``.
 
     Raises ``BoundaryError`` for a path outside of that folder.
     """
@@ -178,9 +178,9 @@ def device_names() -> tuple[str, ...]:
 
 @cache
 def index_folder(folder: Path) -> DeviceIndex:
-    """Return the index of a folder; reads only the list of aliases of each file.
+    """Return the index of a folder of device files. Only the list of aliases of each file is read.
 
-    Raises ``FormatError`` with both files if two claim one spelling.
+    Raises ``FormatError`` with both files if two files have the same name or alias.
     """
     owner: dict[str, str] = {}
     names = tuple(sorted(path.stem for path in folder.glob("*.toml")))

@@ -42,10 +42,11 @@ _CORES = Path("/sys/devices/system/cpu")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CpuProbe:
-    """Parameters of a measurement.
+    """Parameters of a measurement of this machine.
 
-    ``gemm_extent`` is the side of the square matrices; ``copy_bytes`` the size of the buffer copied through
-    main memory (use several times the last-level cache); ``threads`` 0 means all usable cores.
+    ``gemm_extent`` is the number of rows and columns of the square matrices. ``copy_bytes`` is the size of
+    the buffer copied through main memory (use several times the last-level cache). ``threads`` is the number
+    of threads (0: all usable cores).
     """
 
     gemm_extent: int = 2048

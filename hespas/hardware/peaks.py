@@ -106,10 +106,11 @@ _HALF_RATE = {("i64", "i32"), ("i64", "f32")}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeakChoice:
-    """Selected rate of an operation and how it was derived.
+    """Selected rate of an operation and the rule by which it was selected.
 
-    ``flops_per_s`` is ``peak.flops_per_s`` divided by ``products``, the unit's operations per counted FLOP:
-    apply it to FLOPs counted once. ``exact`` is True if the device lists this type on the requested unit.
+    ``products`` is the number of operations of the unit per counted FLOP. ``flops_per_s`` is
+    ``peak.flops_per_s`` divided by ``products``, for FLOPs that are counted once. ``exact`` is True if the
+    device lists this type on the requested unit.
     """
 
     flops_per_s: float
@@ -125,10 +126,10 @@ def peak_for(
     """Return the dense rate at which ``unit`` of ``device`` processes operands of ``dtype`` (any known
     spelling).
 
-    ``accumulator`` only separates rows that are otherwise equal. ``products`` is the number of primitive
-    products per multiply of an emulated precision (3 or 6): float32 at that precision uses true float32 if
-    the device has it, on a TPU as many bf16 passes. Products of types that the matrix unit does not support
-    run on the vector unit. Raises ``UnsupportedError`` with the rates of the device.
+    ``accumulator`` only distinguishes rows that are otherwise equal. ``products`` is the number of matmuls
+    that emulate one at higher precision (3 or 6). Float32 at that precision uses true float32 if the device
+    has it, on a TPU as many bf16 passes. Matmuls of types that the matrix unit does not support run on the
+    vector unit. Raises ``UnsupportedError`` with the rates of the device.
     """
     wanted = _rate_class(dtype)
     full_precision = products > 1 and wanted == "f32"
@@ -156,10 +157,11 @@ def product_peak(
 ) -> PeakChoice:
     """Return the dense rate at which the matrix unit multiplies operands of two types, in either order.
 
-    Of the pairs that hold both operands exactly, the one that widens least is used: the pair itself (a row
-    with ``rhs_dtype``), else wider types; two equal types are an ordinary row. An integer multiplied by a
-    float is widened to a float, and two different floats to one that holds both. Without such a row the wider
-    operand (the float) decides, as in :func:`peak_for`, which defines the other arguments and errors.
+    If the device file has a row for the two types (with ``rhs_dtype``), its rate is used. Otherwise both
+    operands are converted to types that hold them exactly, and the pair that widens them least is used. An
+    integer multiplied by a float is widened to a float, and two different floats to one that holds both.
+    Without such a row the wider operand (the float) determines the rate, as in :func:`peak_for`, which
+    describes the other arguments and errors.
     """
     left, right = _rate_class(lhs), _rate_class(rhs)
     if left == right or products > 1:
@@ -205,10 +207,10 @@ def _type_multiplied(device_key: tuple[str, str, frozenset[str]], dtype: str) ->
 def type_multiplied(device: Device, dtype: str) -> str:
     """Return the type in which the matrix units of a device multiply operands of ``dtype``.
 
-    It is ``dtype`` itself if the device has units for it or no matrix units at all, else the wider type that
-    kernels convert to first: bf16 or f16 for floats of 8 bits and fewer, f32 for bf16 on a GPU without such
-    units. Block-scaled types need units that scale blocks, which exist together with those for 4-bit floats;
-    ``nvfp4`` needs NVIDIA's.
+    It is ``dtype`` itself if the device has units for it or no matrix units at all. Otherwise it is the wider
+    type to which kernels convert first: bf16 or f16 for floats of 8 bits and fewer, f32 for bf16 on a GPU
+    without bf16 units. Block-scaled types need units that scale blocks, which a device has if it has units
+    for 4-bit floats; ``nvfp4`` needs NVIDIA's units.
     """
     listed = frozenset(
         peak.dtype for peak in device.peaks if (peak.unit, peak.density) == ("matrix", "dense")
@@ -217,8 +219,8 @@ def type_multiplied(device: Device, dtype: str) -> str:
 
 
 def _holders(device: Device, own: str, other: str) -> tuple[str, ...]:
-    """Return the types in which an operand of type ``own`` can be multiplied: the type itself, then wider
-    ones. Floats are included for an integer if the other operand is a float.
+    """Return the types in which an operand of type ``own`` can be multiplied without loss, the narrowest
+    first. Floats are included for an integer if the other operand is a float.
     """
     table = TPU_MATRIX_FALLBACKS if device.kind == "tpu" else MATRIX_FALLBACKS
     types = table.get(own, ())
@@ -228,10 +230,10 @@ def _holders(device: Device, own: str, other: str) -> tuple[str, ...]:
 
 
 def _deciding(lhs: str, rhs: str) -> str:
-    """Return the operand type that determines the rate of a product of two types.
+    """Return the operand type that determines the rate of a matmul of two types.
 
-    It is the float of a float and an integer, else the wider type. It is float32 if neither of two floats
-    holds the other (bf16 and f16).
+    It is the float if the other type is an integer, and otherwise the wider type. It is float32 if neither of
+    two floats can represent the other (bf16 and f16).
     """
     entries = (find_dtype(lhs), find_dtype(rhs))
     left, right = (
@@ -244,8 +246,8 @@ def _deciding(lhs: str, rhs: str) -> str:
 
 
 def _accumulator_distance(peak: Peak, requested: str) -> tuple[int, int]:
-    """Return a sort key for the accumulator of a peak against the requested one: equal first, then the next
-    wider, then narrower ones.
+    """Return a sort key for the accumulator type of a peak. The ``requested`` type is first, then the next
+    wider types, then narrower types.
     """
     if peak.accumulator == requested or not requested:
         return 0, 0
@@ -271,8 +273,9 @@ def _rate_class(dtype: str) -> str:
 
 
 def _listed(device: Device, unit: Unit, candidate: str, dtype: str, accumulator: str) -> Peak | None:
-    """Return the dense peak of a unit for a type or family ``candidate``. Rows of the exact type come first,
-    then rows with the requested or next wider accumulator, then the order of the file.
+    """Return the dense peak of a unit for the type or family of types ``candidate``; None without one. Rows
+    of the exact type are preferred, then rows with the requested or the next wider accumulator, then the
+    first row of the file.
     """
     rows = [
         peak

@@ -83,15 +83,16 @@ _Ratio = Annotated[float, Meta(ge=1, le=1e6, description="a number that is 1 or 
 class Dimension(TomlRow, frozen=True, kw_only=True):
     """One level of the network.
 
-    ``bandwidth_bytes_per_s`` is the sending rate of a device, one direction, all ``links_per_device`` links
-    together; ``down_bandwidth_bytes_per_s`` its receiving rate if it differs. ``latency_ns`` is from device
-    to device: one hop of a ring, both hops of a switch. ``size`` is the maximum (-1: no bound).
+    ``bandwidth_bytes_per_s`` is the rate at which a device sends, in one direction, over all
+    ``links_per_device`` links together. ``down_bandwidth_bytes_per_s`` is the rate at which it receives, if
+    it differs. ``latency_ns`` is the latency from device to device: one hop of a ring, both hops of a switch.
+    ``size`` is the maximum number of members (-1: no limit).
 
     A ring is a line if its size is not a multiple of ``closes_at``, or if its slice has fewer than
     ``closes_from`` devices. If all devices send into the dimension, each gets its bandwidth divided by
-    ``oversubscription``. ``devices_per_nic`` devices share an interface, and a device that sends alone gets
-    all of it. ``reduction`` names the in-network reduction, ``reduction_share`` the fraction of the bandwidth
-    that it reaches.
+    ``oversubscription``. ``devices_per_nic`` devices share a network interface. A device that sends alone
+    gets the whole interface. ``reduction`` names the in-network reduction, ``reduction_share`` the fraction
+    of the bandwidth that it reaches.
     """
 
     name: Text
@@ -132,11 +133,11 @@ class Dimension(TomlRow, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class System:
-    """Devices and the network dimensions between them, ordered innermost first. ``device`` names a device
+    """Devices and the network dimensions between them, innermost first. ``device`` is the name of a device
     file (empty: any device).
 
-    ``devices`` is the number of devices of a job (-1: not sized yet, see :meth:`sized`), ``max_devices`` the
-    maximum (-1: only limited by the dimensions).
+    ``devices`` is the number of devices of a job (-1: not known yet, see :meth:`sized`). ``max_devices`` is
+    the maximum (-1: only limited by the dimensions).
     """
 
     name: str
@@ -331,7 +332,8 @@ def system_names() -> tuple[str, ...]:
 
 
 def load_system(name_or_path: str | os.PathLike[str]) -> System:
-    """Return the system with that name or alias, or in that file, not sized yet.
+    """Return the system with a name or alias, or the system in a file. Its number of devices is not set yet
+    (see :meth:`System.sized`).
 
     A path is anything that ends in ``.toml``, contains a path separator, or is a ``PathLike``. Raises
     ``UsageError`` for an unknown name, ``FormatError`` for a file that is not a system.

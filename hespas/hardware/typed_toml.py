@@ -106,8 +106,8 @@ class FigureSource:
 
 @dataclass(frozen=True, slots=True)
 class FileKind:
-    """Kind of a hardware file, for error messages: its name ``what``, a hint ``where`` to find such files,
-    and a hint with an ``example``.
+    """Kind of a hardware file, with texts for error messages: the name of the kind (``what``), a hint to find
+    such files (``where``), and a hint with an ``example``.
     """
 
     what: str

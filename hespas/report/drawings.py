@@ -27,8 +27,9 @@ _WIDTH, _HEIGHT = 1000, 100
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """Bar of a chart, made of parts in the order of the legend [ns], with its text and, if known, an
-    interval. ``whole`` scales a bar to its own sum, not to the longest bar.
+    """Bar of a chart, made of ``parts`` [ns] in the order of the legend, with its text. ``low`` and ``high``
+    are an interval (NaN: none). If ``whole`` is True, the bar has full width; otherwise its width is relative
+    to the longest bar.
     """
 
     label: str
@@ -50,8 +51,8 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """Lane of a timeline: the spans of one stream. ``style`` is a class of the style sheet, and ``texts`` are
-    shown by the mouse.
+    """Lane of a timeline: the spans of one stream. ``style`` is a class of the style sheet. ``texts`` are
+    shown when the mouse points at a span.
     """
 
     label: str

@@ -64,9 +64,9 @@ class NameTable:
         return self._rows.setdefault(name, len(self._rows))
 
     def texts(self, most_bytes: int = _MOST_BYTES) -> list[str]:
-        """Return the names, shortened as little as is needed for ``most_bytes`` of JSON.
+        """Return the names, shortened as little as necessary for at most ``most_bytes`` bytes of JSON.
 
-        Names are never shorter than the last length limit.
+        Names are not shortened below the smallest length limit, even if they are then too long together.
         """
         texts: list[str] = []
         for limit in _LENGTH_LIMITS:
@@ -126,12 +126,12 @@ class Drawing:
 class TableView:
     """Table on a page.
 
-    ``name`` is unique on the page; ``file`` has all rows if the page has only the first ``most`` of ``of``.
-    The column ``named`` comes first and stays in view. ``tones`` and ``links`` hold a class of the style
-    sheet and an id on the page per cell of a column. ``strong`` marks rows. ``depths`` makes the first
-    column a tree, whose ``folded`` rows are shown if the box ``fold_text`` is ticked. ``filters`` are columns
-    by whose texts rows are selected. ``choices`` maps columns to names; the columns of one name are shown,
-    selected under ``choice_title``.
+    ``name`` is unique on the page. If the page has only the first ``most`` of ``of`` rows, ``file`` has all
+    rows. The column ``named`` comes first and stays visible when the table is scrolled. ``tones`` and
+    ``links`` have, for each cell of a column, a class of the style sheet and an id on the page. ``strong`` is
+    True for emphasised rows. ``depths`` makes the first column a tree; its ``folded`` rows are shown if the
+    box ``fold_text`` is ticked. ``filters`` are columns whose texts select rows. ``choices`` groups columns
+    under names; the user selects one name under ``choice_title``, and the columns of this name are shown.
     """
 
     block: ClassVar[str] = "table"
@@ -181,8 +181,8 @@ class Section:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Page:
-    """Page of a report. ``summary`` is above the sections. ``scripts`` run after those of all pages, and read
-    ``data``, whose names are rows of ``names``.
+    """Page of a report. ``summary`` is above the sections. ``scripts`` run after the scripts of all pages,
+    and read ``data``, in which names are rows of ``names``.
     """
 
     title: str

@@ -96,12 +96,12 @@ def is_unknown(value: object) -> bool:
 class Column:
     """Declaration of a column.
 
-    ``name`` is the key in CSV, Parquet, JSON and pandas, ``title`` the heading elsewhere (default: the name
-    with blanks, and ``unit``). ``write`` returns the text of a known value, by default that of its ``kind``.
-    ``unknown`` is the text of an unknown one in terminals, Markdown and pages (None: that of the rendering).
-    ``digits`` limits the significant digits in CSV (0: all), ``limit`` the letters of a name in Markdown.
-    ``detail`` is 0 for columns of all renderings, 1 for those that text and Markdown leave out, and 2 for
-    those that pages leave out too.
+    ``name`` is the key in CSV, Parquet, JSON and pandas. ``title`` is the heading elsewhere (default: the
+    name with blanks, and ``unit``). ``write`` returns the text of a known value (default: the function of
+    ``kind``). ``unknown`` is the text of an unknown value in terminals, Markdown and pages (None: the text of
+    the rendering). ``digits`` limits the significant digits in CSV (0: all), ``limit`` the characters of a
+    name in Markdown. ``detail`` is 0 for columns of all renderings, 1 for columns that text and Markdown
+    leave out, and 2 for columns that pages leave out too.
     """
 
     name: str
@@ -214,8 +214,8 @@ class Table:
         return _text_lines([column.heading for column in header], rows, left=left)
 
     def to_markdown(self) -> str:
-        """Return a table of GitHub's Markdown without a final newline. Nothing in a text becomes markup:
-        names (``code``) are in code spans, and so are texts with letters that have a meaning.
+        """Return a table in GitHub's Markdown without a final newline. No text becomes markup: names
+        (``code``), and texts with characters that have a meaning in Markdown, are in code spans.
         """
         header = [column for column in self.header if not column.detail]
         columns = [[_markdown_cell(column, value) for value in self.values(column)] for column in header]
@@ -323,8 +323,8 @@ _UNITS = {"gbytes_per_s": "GB/s", "tflops_per_s": "TFLOP/s", "_ns": "", "_bytes"
 
 
 def column_of(name: str, kind: Kind = "number") -> Column:
-    """Return the declaration of a column from its name: a suffix such as ``_ns`` states its quantity; other
-    columns are of ``kind``.
+    """Return the declaration of a column from its name. A suffix such as ``_ns`` determines its quantity;
+    columns without a known suffix are of ``kind``.
     """
     unit = next(suffix for suffix in _UNITS if name.endswith(suffix))
     title = f"{name.removesuffix(unit).replace('_', ' ')} {_UNITS[unit]}".strip()

@@ -119,7 +119,8 @@ def clip(text: str, limit: int) -> str:
 def shown(text: str, limit: int = 160) -> str:
     r"""Return a name of at most ``limit`` characters, with invisible characters written as ``\u202e``.
 
-    These are control, bidirectional and unpaired characters, which reorder, hide or break the text around.
+    Control, bidirectional and unpaired surrogate characters are written in this way, because they reorder,
+    hide or break the text around them.
     """
     cut = clip(text, limit)
     if cut.isprintable():

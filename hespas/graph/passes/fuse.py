@@ -71,8 +71,8 @@ _CONVERTS = frozenset({"stablehlo.convert", "convert"})
 class _Absorbs(IntEnum):
     """Kind of nodes that the root of a fusion group can absorb.
 
-    ``LOOPS`` are elementwise operations. ``VIEWS`` are views of a product's operands. ``PRODUCT`` is the
-    product whose result the root transposes or converts.
+    ``LOOPS`` are elementwise operations. ``VIEWS`` are views of the operands of a matmul. ``PRODUCT`` is the
+    matmul whose result the root transposes or converts.
     """
 
     NOTHING = 0
@@ -85,8 +85,9 @@ class _Absorbs(IntEnum):
 class _FusionRoles:
     """Roles that each node can have in a fusion group; columns of shape ``(nodes,)``.
 
-    ``loop``, ``view`` and ``product`` are True if a root that absorbs such nodes may absorb this node.
-    ``takes`` is the kind of nodes that this node absorbs as a root (:class:`_Absorbs`).
+    ``loop``, ``view`` and ``product`` are True if the node may be absorbed by a root that takes elementwise
+    operations, views, or a matmul (:class:`_Absorbs`). ``takes`` is the kind of nodes that this node absorbs
+    if it is a root.
     """
 
     loop: BoolArray
@@ -98,9 +99,9 @@ class _FusionRoles:
     def of(cls, graph: OpGraph) -> _FusionRoles:
         """Return the roles of all nodes.
 
-        Nodes without a role: operations of unknown cost, nodes that others wait for by control dependencies,
-        values that a loop carries, and buffers that an update overwrites in place (they are in memory before
-        it starts).
+        These nodes have no role: operations of unknown cost, nodes that others wait for by control
+        dependencies, values that a loop carries, and buffers that an update overwrites in place (because they
+        must be in memory before it starts).
         """
         has_cost = (graph.kind == int(NodeKind.COMPUTE)) & ~(
             np.isnan(graph.flops) | np.isnan(graph.bytes_moved)
@@ -141,8 +142,8 @@ def _named(graph: OpGraph, names: frozenset[str]) -> BoolArray:
 
 
 def _is_buffer(graph: OpGraph) -> BoolArray:
-    """Return a flag per data dependency: True if it is a buffer that its reader updates in part and returns,
-    so that it is not copied.
+    """Return a mask of the data dependencies through which a node reads a buffer that it updates in place.
+    The buffer is returned with a part replaced, and is not copied.
     """
     deps = graph.data_deps
     sizes = graph.results.segment_sum(graph.types.bytes)
@@ -160,9 +161,9 @@ def materialise(graph: OpGraph) -> OpGraph:
     """Return the graph of an uncompiled program in which broadcasts and iotas write their result if it is
     needed in memory.
 
-    That is the case for results of the program, operands of library calls, sorts and collectives, loop state,
-    and buffers that are updated in place. Such a node also reads its operand. Elsewhere it costs nothing,
-    because its consumers compute it. O(nodes + edges).
+    A result is needed in memory if it is a result of the program, an operand of a library call, sort or
+    collective, loop state, or a buffer that is updated in place. Such a node also reads its operand. All
+    other broadcasts and iotas cost nothing, because their consumers compute them. O(nodes + edges).
     """
     broadcasts = graph.op_class == OpClass.BROADCAST
     makes = (broadcasts | _named(graph, _IOTAS)) & (graph.bytes_moved == 0)
@@ -201,10 +202,11 @@ def _is_constant(graph: OpGraph) -> list[bool]:
 
 
 def _computed_by_users(graph: OpGraph, owner: IntArray) -> OpGraph:
-    """Return the graph in which the users of a broadcast or an iota compute it, with the traffic adjusted.
+    """Return the graph with adjusted traffic, because the users of a broadcast or an iota compute it
+    themselves.
 
-    A broadcast inside a fusion reads its operand. A broadcast or an iota that is made of constants for
-    several users, and is not fused, is not read from memory.
+    A broadcast inside a fusion reads only its operand. A broadcast or an iota of constants that has several
+    users and is not fused is not read from memory.
     """
     joins = owner != np.arange(len(graph))
     broadcasts = graph.op_class == OpClass.BROADCAST
@@ -227,15 +229,17 @@ def _computed_by_users(graph: OpGraph, owner: IntArray) -> OpGraph:
 
 @dataclass(frozen=True, slots=True)
 class FuseElementwise:
-    """Pass that merges an elementwise node into its first consumer, and layout changes with products.
+    """Pass that merges an elementwise node into its first consumer, and layout changes with matmuls.
 
-    A transpose, slice or view merges into the product that reads it; a product merges into the transpose or
-    conversion of its result. This models XLA's loop and multi-output fusion, its transpose folding, and
-    library calls, whose operands have strides and whose result has its own type. Where XLA recomputes a value
-    in each of several consumers, the first consumer writes it for the others here, which moves about as many
-    bytes and conserves FLOPs. The pass never makes a cycle: outputs of a group are used only by groups whose
-    roots come later. Run it before :class:`FoldFree`, because the return of a program is also a use.
-    Operations of unknown cost are not fused. ``max_nodes`` limits the size of a fusion. O(nodes + edges).
+    A transpose, slice or view is merged into the matmul that reads it. A matmul is merged into the transpose
+    or conversion of its result. This models XLA's loop and multi-output fusion, its transpose folding, and
+    library calls, whose operands have strides and whose result has its own type. XLA recomputes a value in
+    each of several consumers. Here, the first consumer writes the value for the others, which moves about as
+    many bytes and conserves FLOPs.
+
+    The pass never makes a cycle: outputs of a group are used only by groups whose roots come later. Run it
+    before :class:`FoldFree`, because the return of a program is also a use. Operations of unknown cost are
+    not fused. ``max_nodes`` limits the size of a fusion. O(nodes + edges).
     """
 
     max_nodes: int = 64

@@ -32,12 +32,13 @@ def merge_nodes(
 ) -> OpGraph:
     """Return a graph with one node per group.
 
-    ``group[n]`` is the new number of old node ``n``; ``roots[g]`` is the old node that gives group ``g`` its
-    name, kind and provenance. A group with one product has the class and operation of that product; others
-    are fusions called ``op_name``. FLOPs, transcendentals, durations and contractions are summed, and so are
-    bytes if ``keeps_traffic``. Otherwise a tensor made and used inside a group moves no bytes, and a tensor
-    that several views of the group show is read once. Results are outputs of members that are used outside,
-    or unused. The rate is that of the member with the most work. Groups of one node are unchanged.
+    ``group[n]`` is the new number of old node ``n``. ``roots[g]`` is the old node from which group ``g`` has
+    its name, kind and provenance. A group with one matmul has the class and operation of that matmul; other
+    groups are fusions with the operation ``op_name``. FLOPs, transcendentals, durations and contractions are
+    summed. If ``keeps_traffic`` is True, bytes are summed too. Otherwise a tensor that is made and used
+    inside a group moves no bytes, and a tensor that several views of the group show is read once. Results are
+    outputs of members that are used outside, or unused. The rate type is the type of the member with the most
+    work. Groups of one node are unchanged.
     """
     groups = len(roots)
     several = np.bincount(group, minlength=groups) > 1
@@ -119,8 +120,8 @@ def _traffic(
 ) -> tuple[FloatArray, FloatArray]:
     """Return the bytes read and written per group.
 
-    They are the sums of the nodes minus tensors that stay inside, with a tensor that several members read
-    counted once.
+    They are the sums over the nodes of the group, without tensors that stay inside. A tensor that several
+    members read is counted once.
     """
     deps = graph.data_deps
     consumer, producer = deps.row_ids, deps.values.astype(np.int64)
@@ -144,11 +145,10 @@ def _traffic(
 
 
 def _tensor_sources(graph: OpGraph, group: IntArray, groups: int) -> IntArray:
-    """Return, per node, the node that wrote the memory which readers in the same group read.
+    """Return for each view inside a group the node that wrote the memory it shows; -1 if the group itself
+    wrote it, and for all other nodes.
 
-    The result is -1 if the group itself makes the tensor. A view makes no tensor: its memory is the output of
-    a node outside of the group, or an argument of the program. An argument has no node, so the result is then
-    the view itself.
+    If the memory is an argument of the program, which has no node, the result is the view itself.
     """
     unknown = np.full(len(graph), -1, np.int64)
     is_grouped = np.bincount(group, minlength=groups)[group] > 1
@@ -190,12 +190,12 @@ def _outside_operands(graph: OpGraph, group: IntArray, groups: int) -> RaggedArr
 class GroupRegions:
     """Pass that merges connected device computation between the same communications into one node.
 
-    The depth of a node is the number of borders on its longest path: communication, host work, operations of
-    unknown cost, and the edges of loops and branches. Connected compute nodes of one depth merge. An edge
-    between two groups always goes to a greater depth, or from computation to the border after it, so no cycle
-    can arise. Costs and durations are summed, so estimate before this pass: the traffic of a region is the
-    sum of its operations. The result keeps program order as far as dependencies allow. O(nodes log nodes +
-    edges).
+    A border is communication, host work, an operation of unknown cost, or an edge of a loop or branch. The
+    depth of a node is the number of borders on the longest path to it. Connected compute nodes of equal depth
+    are merged. An edge between two groups always leads to a greater depth, or from computation to the border
+    after it, so no cycle can arise. Costs and durations are summed. Estimate times before this pass, because
+    the traffic of a region is the sum over its operations. The result is in program order as far as
+    dependencies allow. O(nodes log nodes + edges).
     """
 
     def __call__(self, graph: OpGraph, diagnostics: Diagnostics) -> OpGraph:

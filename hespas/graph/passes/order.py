@@ -38,10 +38,11 @@ def is_topological(graph: OpGraph) -> bool:
 
 
 def topological_order(graph: OpGraph) -> IntArray:
-    """Return node numbers such that each node follows its dependencies; program order if it is topological.
+    """Return node numbers in an order in which each node follows its dependencies. It is program order if
+    that is topological.
 
-    Ready nodes are taken in the order in which they became ready. For a graph with a cycle, the nodes on the
-    cycle and their dependants are missing from the result.
+    Otherwise, ready nodes are taken in the order in which they became ready. Nodes on a cycle, and nodes that
+    depend on them, are missing from the result.
     """
     nodes = len(graph)
     if is_topological(graph):
@@ -107,7 +108,7 @@ def find_cycle(graph: OpGraph) -> tuple[int, ...]:
 
 
 def levels(graph: OpGraph, step: list[int]) -> list[int]:
-    """Return the length of the longest path to each node of an acyclic graph.
+    """Return for each node of an acyclic graph the length of the longest path to it.
 
     The length of a path is the sum of ``step[n]`` over its nodes ``n`` except the last one.
     """

@@ -27,14 +27,14 @@ __all__ = ["InPrecision"]
 class InPrecision:
     """Pass that changes floating-point tensors to ``dtype``.
 
-    Integers, booleans and complex numbers are unchanged, and so are types wider than 16 bits that are also
-    wider than the operands of products: optimizer states, accumulated gradients.
+    Integers, booleans and complex numbers are unchanged. So are types wider than 16 bits that are also wider
+    than the operands of matmuls, such as optimizer states and accumulated gradients.
 
-    Bytes of a node and of its messages scale with its tensors, without tensors with its ``rate_dtype``.
-    Matrix products multiply in ``dtype``. ``products`` is the number of primitive products per f32
-    multiplication (1: TF32 units if the device has them, ``FULL_F32_PRODUCTS``: IEEE f32); None keeps that of
-    f32 products and gives others the default of their framework: IEEE f32 in PyTorch, TF32 in XLA. Recorded
-    durations become unknown, and the source program is dropped.
+    The bytes of a node and its messages change in proportion to its tensors; without tensors, in proportion
+    to its ``rate_dtype``. Matmuls multiply in ``dtype``. ``products`` is the number of matmuls that emulate
+    one f32 matmul: 1 for TF32 units if the device has them, ``FULL_F32_PRODUCTS`` for IEEE f32. If it is
+    None, f32 matmuls keep their number, and others get the default of their framework: IEEE f32 in PyTorch,
+    TF32 in XLA. Recorded durations become unknown, and the source program is dropped.
     """
 
     dtype: DType
@@ -93,8 +93,8 @@ class InPrecision:
         )
 
     def _converted_products(self, graph: OpGraph) -> ContractionTable:
-        """Return the matrix products with operands of the new element type. Accumulators stay if they are
-        wider than it and differ from the operands.
+        """Return the table of matmuls with operands of the new element type. An accumulator type stays if it
+        is wider than the new type and differs from the operand types.
         """
         table, code = graph.contractions, np.int16(self.dtype.code)
         floats: BoolArray = np.array([element.kind is DTypeKind.FLOAT for element in DTYPES] + [False])
@@ -127,10 +127,11 @@ narrower operands have 16 bits.
 
 
 def _computed_in(graph: OpGraph) -> BoolArray:
-    """Return flags of the element types that a graph computes in, shape ``(element types,)``.
+    """Return a mask of the element types to convert, shape ``(element types,)``: the types in which the graph
+    computes.
 
-    These are the floating-point types that are not wider than the operands with the most FLOPs of matrix
-    products, or than 16 bits. In a graph without products they are all floating-point types.
+    They are the floating-point types of at most 16 bits, or of at most the width of the matmul operands with
+    the most FLOPs. In a graph without matmuls they are all floating-point types.
     """
     floats: BoolArray = np.array([element.kind is DTypeKind.FLOAT for element in DTYPES])
     table = graph.contractions
@@ -152,10 +153,10 @@ def _stored_bits(element: DType) -> float:
 
 
 def _ratio(rows: RaggedArray, before: FloatArray, after: FloatArray, otherwise: FloatArray) -> FloatArray:
-    """Return the new bytes of each node's tensors divided by the old bytes.
+    """Return for each node the new bytes of its tensors divided by the old bytes.
 
     ``rows`` are the tensor types of each node, ``before`` and ``after`` the bytes of each type. ``otherwise``
-    is the result of a node whose old bytes are unknown or 0.
+    is the result for a node whose old bytes are unknown or 0.
     """
     old = np.bincount(rows.row_ids, before[rows.values], len(rows))
     new = np.bincount(rows.row_ids, after[rows.values], len(rows))

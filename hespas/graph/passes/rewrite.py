@@ -60,7 +60,8 @@ def with_durations(graph: OpGraph, duration_ns: FloatArray) -> OpGraph:
 
 
 def with_default_dtype(graph: OpGraph, code: int) -> tuple[OpGraph, int]:
-    """Return the graph with rate type ``code`` for computations without an element type, and their number.
+    """Return the graph in which computations without an element type get the rate type ``code``. Also return
+    their number.
 
     A computation has an element type if ``rate_dtype``, its first operand or its first result has one.
     """
@@ -76,10 +77,11 @@ def with_default_dtype(graph: OpGraph, code: int) -> tuple[OpGraph, int]:
 
 
 def take_nodes(graph: OpGraph, rows: IntArray, data_deps: RaggedArray, control_deps: RaggedArray) -> OpGraph:
-    """Return a graph whose node ``i`` is old node ``rows[i]``; ``data_deps`` and ``control_deps`` have new
-    numbers.
+    """Return a graph whose node ``i`` is old node ``rows[i]``. ``data_deps`` and ``control_deps`` are its
+    dependencies, in new numbers.
 
-    A row may occur several times (an unrolled loop). Side tables follow their nodes, in new node order.
+    A row may occur several times (an unrolled loop). The rows of other tables, such as collectives, follow
+    their nodes.
     """
     columns: dict[str, Any] = {name: taken(getattr(graph, name), rows) for name in NODE_COLUMNS}
     return replace(
@@ -98,7 +100,8 @@ def take_nodes(graph: OpGraph, rows: IntArray, data_deps: RaggedArray, control_d
 
 
 def _matches(table_nodes: SmallIntArray, rows: IntArray) -> tuple[IntArray, SmallIntArray]:
-    """Return the rows of a side table that belong to new nodes, and the new node of each of these rows.
+    """Return the rows of a table (such as collectives) that belong to new nodes, and the new node of each of
+    these rows.
 
     ``table_nodes`` is the sorted ``node`` column of the table. New node ``i`` is old node ``rows[i]``.
     """
@@ -156,8 +159,11 @@ def _control_deps(
     drop: list[bool],
     resolved: tuple[list[list[int]], list[list[int]]],
 ) -> list[int]:
-    """Return the control dependencies of one node: its own, and the control dependencies
-    of the dropped nodes among its producers.
+    """Return the control dependencies of one node after nodes are dropped.
+
+    ``waits`` are its old control dependencies. A dropped one is replaced by its own dependencies. ``dropped``
+    are its dropped producers, whose control dependencies are added. Nodes in ``direct`` (its data
+    dependencies) are left out.
     """
     data, control = resolved
     awaited = dict.fromkeys(source for dep in dropped for source in control[dep])
@@ -168,18 +174,19 @@ def _control_deps(
 
 
 def bypass(graph: OpGraph, drop: NDArray[np.bool_]) -> OpGraph:
-    """Return the graph without some nodes; dependants of a removed node depend on its dependencies.
+    """Return the graph without the nodes in the mask ``drop``. Nodes that depend on a removed node depend on
+    its dependencies instead.
 
-    The graph must be acyclic. A node is not removed if the product of its producers and consumers exceeds 256
-    edges, or if it passes a carried value of a loop to the next iteration or out of the loop. Other carried
-    edges bypass a removed node in the same way.
+    The graph must be acyclic. A node is not removed if (number of producers) x (number of consumers) exceeds
+    256 edges, or if it passes a carried value of a loop to the next iteration or out of the loop. Other
+    carried edges bypass a removed node in the same way.
     """
     return _without(graph, drop, _CarriedValues.of(graph)) if drop.any() else graph
 
 
 def _without(graph: OpGraph, drop: NDArray[np.bool_], carried: _CarriedValues | None) -> OpGraph:
-    """Return the graph without the nodes marked in ``drop``. Unless ``carried`` is given, values that they
-    carry between iterations are removed too.
+    """Return the graph without the nodes in the mask ``drop``. If ``carried`` is None, values that these
+    nodes carry between iterations are removed too.
     """
     flags: list[bool] = drop.tolist()
     # The dependencies of a dropped node replace it. A dependency of both kinds is a data dependency. A node
@@ -227,9 +234,10 @@ def _renumber(rows: list[list[int]], number: IntArray) -> RaggedArray:
 
 
 def dead_code(graph: OpGraph, roots: IntArray) -> OpGraph:
-    """Return the graph reduced to the nodes that ``roots`` need, directly, indirectly or an iteration later.
+    """Return the graph reduced to the nodes that ``roots`` need, directly, through other nodes, or in a later
+    iteration of a loop.
 
-    Communication is always kept. O(nodes + edges).
+    Communication is never removed. O(nodes + edges).
     """
     live = np.zeros(len(graph), np.bool_)
     live[roots] = True
@@ -254,7 +262,8 @@ def dead_code(graph: OpGraph, roots: IntArray) -> OpGraph:
 
 
 def leaves_loop(graph: OpGraph) -> BoolArray:
-    """Return flags of the carried edges with an end outside of their loop, shape ``(carried edges,)``.
+    """Return a mask of the carried edges (values that a loop carries) with an end outside of their loop,
+    shape ``(carried edges,)``.
 
     Graphs that passes and simulators accept have no such edge. O(regions + edges).
     """
@@ -281,12 +290,12 @@ def leaves_loop(graph: OpGraph) -> BoolArray:
 
 
 class _CarriedValues:
-    """Values that the loops of a graph carry, for a pass that drops nodes.
+    """Values that the loops of a graph carry between iterations, for a pass that drops nodes.
 
     A carried edge spans exactly one iteration. If a zero-cost node receives a carried value and passes it to
     the next iteration or out of the loop, the value after the node is one iteration older than the value
-    before it, so the node must be kept (:meth:`needs`). Each method visits a node once, in topological order,
-    and costs O(its edges).
+    before it. Therefore the node must not be dropped (:meth:`needs`). Each method visits a node once, in
+    topological order, and costs O(its edges).
     """
 
     def __init__(self, graph: OpGraph, consumers: RaggedArray) -> None:
@@ -309,10 +318,10 @@ class _CarriedValues:
         return cls(graph, all_deps(graph).transpose(len(graph)))
 
     def needs(self, node: int, dropped: Iterable[int], producers: Iterable[int]) -> bool:
-        """Return True if a node about to be dropped passes a carried value on, and must not be dropped.
+        """Return True if a node passes a carried value on, so that it must not be dropped.
 
-        ``dropped`` are its direct dependencies that are dropped, ``producers`` the nodes on which it depends
-        after the bypass. Nodes that never run pass no value on.
+        ``dropped`` are the dropped nodes among its direct dependencies, ``producers`` the nodes on which it
+        depends after the bypass. Nodes that never run pass no value on.
         """
         if not self._runs[node]:
             return False
@@ -349,8 +358,8 @@ class _CarriedValues:
     ) -> RegionTable:
         """Return the regions with carried edges that bypass dropped nodes.
 
-        A dropped producer is replaced by its dependencies, a dropped consumer by its dependants in the same
-        loop.
+        A dropped producer of a carried edge is replaced by its dependencies. A dropped consumer is replaced
+        by the nodes in the same loop that depend on it.
         """
         edges: dict[tuple[int, int, int], None] = {}
         regions: list[int] = table.carried_region.tolist()

@@ -31,17 +31,18 @@ _TRIP_END = "hespas.trip_end"
 class UnrollLoops:
     """Pass that repeats the nodes of each loop once per iteration.
 
-    An iteration starts when the previous one has ended, as XLA runs the body of a ``while`` as a whole; with
+    An iteration starts when the previous one has ended, as XLA runs the body of a ``while`` as a whole. With
     ``overlap_trips`` a node waits only for the values carried over from the previous iteration. Nodes without
-    dependencies in an iteration wait, by control dependencies, for all nodes without dependants in the
-    previous one; if these pairs are many, for a zero-cost node that ends the iteration.
+    dependencies in an iteration wait, by control dependencies, for all nodes of the previous iteration on
+    which no other node depends. If these pairs are many, they wait for one zero-cost node that ends the
+    iteration.
 
     Nodes after the loop wait for its last iteration. A node whose only operand is a carried value depends on
-    the initial value in the first iteration only; nodes with more operands keep that dependency in every
-    iteration, because the graph does not state which operand is carried. ``unknown_trips`` replaces an
-    unknown count (None: an error). Exact in FLOPs, bytes and collectives; ids are new if a node is repeated.
-    Raises ``UnsupportedError`` beyond ``max_nodes``, and if a dependency leaves a loop and returns. O(nodes
-    out), and O(nodes) for each loop.
+    the initial value in the first iteration only. Nodes with more operands depend on it in every iteration,
+    because the graph does not state which operand is carried. ``unknown_trips`` replaces an unknown trip
+    count (None: an error). FLOPs, bytes and collectives are exact; ids are new if a node is repeated. Raises
+    ``UnsupportedError`` beyond ``max_nodes``, and if a dependency leaves a loop and returns. O(nodes of the
+    result), and O(nodes) for each loop.
     """
 
     max_nodes: int = 5_000_000
@@ -129,12 +130,12 @@ def _with_trips(graph: OpGraph, trips: FloatArray) -> OpGraph:
 
 
 class _LoopCopies(NamedTuple):
-    """Positions of the repeated nodes of one region.
+    """Node numbers after the nodes of one region are repeated.
 
-    ``inside`` marks the old nodes of the region; ``number`` is the new number of an old node as seen from
-    outside: its last copy. Copies of the ``size`` nodes of an iteration are contiguous, so the copy for the
-    next iteration is ``size`` nodes later. ``rows`` and ``trip`` are the old node and the iteration (-1:
-    outside) of each new node.
+    ``inside`` is True for old nodes of the region. ``number`` is the new number of an old node for nodes
+    outside the region: the number of its last copy. Copies of the ``size`` nodes of an iteration are
+    contiguous, so the copy for the next iteration is ``size`` nodes later. ``rows`` is the old node of each
+    new node, ``trip`` its iteration from 0 (-1: outside the region).
     """
 
     inside: BoolArray
@@ -231,11 +232,11 @@ class _IterationWaits(NamedTuple):
 def _in_sequence(
     graph: OpGraph, region: int, inside: BoolArray
 ) -> tuple[OpGraph, BoolArray, _IterationWaits]:
-    """Return the waits that make the iterations of a loop run one after another.
+    """Return the dependencies that make the iterations of a loop run one after another.
 
-    In each iteration, the nodes without dependencies in the loop wait for the nodes without dependants in the
-    previous iteration. If these pairs are many, the returned graph has one more node that joins them at the
-    end of an iteration. The flags of the nodes in the loop are returned too.
+    In each iteration, the nodes without dependencies in the loop wait for the last nodes of the previous
+    iteration (on which no other node of it depends). If these pairs are many, the returned graph has one more
+    node that joins them at the end of an iteration. Also return a mask of the nodes in the loop.
     """
     deps = all_deps(graph)
     within = inside[deps.row_ids] & inside[deps.values]
@@ -252,8 +253,8 @@ def _in_sequence(
 
 
 def _with_node(graph: OpGraph, position: int, region: int, waits_for: IntArray) -> OpGraph:
-    """Return the graph with one additional zero-cost node at ``position`` in a region. It collects
-    dependencies (``waits_for``).
+    """Return the graph with one additional zero-cost node at ``position`` in a region. It depends on the
+    nodes ``waits_for``, so that other nodes can depend on it alone.
     """
     nodes = len(graph)
     strings = StringTableBuilder(graph.strings)
