@@ -51,8 +51,8 @@ _UNNAMED_SOURCE = 'source_file="-"'
 
 
 class MeshCollectiveRow(NamedTuple):
-    """Collectives of one kind over the same mesh axes: how often a rank runs them in a step, and their total
-    payload.
+    """Collectives of one kind over the same mesh axes. ``times`` is their number in a step of one rank, and
+    ``size_bytes`` their total payload.
     """
 
     kind: str

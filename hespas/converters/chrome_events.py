@@ -42,7 +42,9 @@ __all__ = [
 
 
 class TraceEvent(msgspec.Struct, gc=False):
-    """Event. ``ts`` and ``dur`` are microseconds; ``args`` stays text until it is needed."""
+    """Event of a Chrome trace. ``ts`` and ``dur`` are microseconds; ``args`` is JSON text that is decoded
+    when it is needed.
+    """
 
     ph: str = ""
     cat: str = ""
@@ -56,7 +58,9 @@ class TraceEvent(msgspec.Struct, gc=False):
 
 
 class ExactEvent(msgspec.Struct, gc=False):
-    """Times of an event as the digits in the file, for values that a float does not hold exactly."""
+    """Times of an event as their digits in the file. It is decoded if a float does not hold the times
+    exactly.
+    """
 
     ts: msgspec.Raw = msgspec.Raw(b"null")
     dur: msgspec.Raw = msgspec.Raw(b"0")
@@ -569,7 +573,7 @@ def _plain_event(text: bytes) -> bytes | None:
 
 
 def _opened(path: Path, max_bytes: int) -> BinaryIO | PackedInput:
-    """Return the file, gunzipped while reading if it starts with the gzip magic."""
+    """Return the open file, decompressed while it is read if it starts with the gzip magic."""
     opened = open_regular(path)
     if opened.read(len(GZIP_MAGIC)) == GZIP_MAGIC:
         return PackedInput(opened, path, max_bytes)

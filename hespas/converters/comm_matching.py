@@ -201,7 +201,7 @@ def _unlike(together: Sequence[int], keys: Sequence[CommKey], size_bytes: Sequen
 
 
 def _letters(kind: str) -> str:
-    """Return the name of a collective in a common spelling: letters only, without suffixes such as
+    """Return the name of a collective in a common spelling, with letters only and without suffixes such as
     ``_base``.
     """
     plain = re.sub(r"[^a-z]", "", kind.lower())

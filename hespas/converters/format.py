@@ -310,7 +310,9 @@ class Format:
 
 @dataclass(frozen=True, slots=True)
 class _Budgeted:
-    """Reader with limits of CPU time and memory that grow with its input: see :mod:`hespas.files.limits`."""
+    """Reader of a format with limits on its CPU time and memory. The limits grow with the size of the input,
+    see :mod:`hespas.files.limits`.
+    """
 
     reader: Callable[[Path, ReadOptions, Diagnostics], Value]
 

@@ -32,8 +32,8 @@ def shape_text(grid: Sequence[int], block: Sequence[int], *, in_threads: bool = 
 
 
 def shape_rows(strings: StringTableBuilder, *extents: IntArray, in_threads: bool = False) -> SmallIntArray:
-    """Return for each launch the row of its launch shape among ``strings``, from six columns: the extents of
-    grid and block.
+    """Return, for each launch, the row of its launch shape in the string table ``strings``. ``extents`` are
+    six columns: the extents of grid and block.
     """
     if not len(extents[0]):
         return np.empty(0, np.int32)

@@ -322,7 +322,7 @@ def _recognised(entries: Iterable[Path], chosen: Format) -> list[tuple[Path, For
 
 
 def _is_same_tool(form: Format, chosen: Format) -> bool:
-    """Return True if both formats are of the same tool, so that a folder with files of one may contain files
+    """Return True if both formats belong to the same tool. A folder with files of one may then contain files
     of the other.
     """
     module = BUILTIN.get(chosen.name, "").partition(":")[0]

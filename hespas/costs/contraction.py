@@ -81,8 +81,8 @@ def named_algorithm(name: str) -> Precision:
 
 
 def _products(precision: Precision, lhs: Tensor, rhs: Tensor) -> int:
-    """Return the number of hardware products per multiplication: above 1 if a precision is emulated with
-    narrower types.
+    """Return the number of hardware products per multiplication. It is above 1 if a precision is emulated
+    with narrower types.
     """
     if precision.level == "ALGORITHM":
         return precision.products
@@ -169,7 +169,7 @@ def _rescaling_flops(types: tuple[Tensor, Tensor, Tensor]) -> float:
 
 
 def _matrix_extents(lhs: Tensor, rhs: Tensor, attributes: DotAttributes) -> tuple[int, int, int, int]:
-    """Return the extents batch, M, N and K of a matrix product; -1 for an unknown extent."""
+    """Return the extents batch, M, N and K of a matmul; -1 for an unknown extent."""
     lhs_fixed = {*attributes.lhs_batch, *attributes.lhs_contracting}
     rhs_fixed = {*attributes.rhs_batch, *attributes.rhs_contracting}
     parts = (
@@ -207,8 +207,8 @@ def _is_product(lhs: Tensor, rhs: Tensor, attributes: DotAttributes) -> bool:
 
 
 def _known_extent(left: int, right: int) -> int:
-    """Return the extent of a dimension that both operands of a product have. One of the operands may leave it
-    unknown.
+    """Return the extent of a dimension that both operands of a matmul have. It may be unknown (-1) in one of
+    them.
     """
     return left if left >= 0 else right
 
@@ -227,7 +227,7 @@ def dot(op: Operation) -> Cost:
 
 
 def _matmul(op: Operation, extents: tuple[int, int, int, int], precision: Precision) -> Cost:
-    """Return the cost of the product of the first two operands. Without padding, all FLOPs are useful."""
+    """Return the cost of the matmul of the first two operands. Without padding, all FLOPs are useful."""
     macs = float(prod(extents)) if min(extents) >= 0 else nan
     types = (op.operands[0], op.operands[1], op.results[0])
     return contraction_cost(
@@ -254,7 +254,7 @@ def ragged_dot(op: Operation) -> Cost:
 
 
 def einsum(op: Operation) -> Cost:
-    """Return the cost of an einsum: for two operands that of one product, for one operand that of sums."""
+    """Return the cost of an einsum: of a matmul for two operands, of a sum for one operand."""
     if not isinstance(op.attributes, EinsumAttributes):
         return unknown_cost(op, OpClass.CONTRACTION)
     left, arrow, output = op.attributes.equation.replace(" ", "").partition("->")

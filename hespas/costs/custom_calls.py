@@ -35,7 +35,7 @@ __all__ = ["custom_call", "is_known_target"]
 
 
 class _GemmDims(msgspec.Struct, frozen=True):
-    """Dimension numbers of a matrix product in the backend configuration of a custom call."""
+    """Dimension numbers of a matmul in the backend configuration of a custom call."""
 
     lhs_contracting_dimensions: tuple[int, ...] = ()
     rhs_contracting_dimensions: tuple[int, ...] = ()
@@ -50,7 +50,7 @@ class _PrecisionConfig(msgspec.Struct, frozen=True):
 
 
 class _GemmConfig(msgspec.Struct, frozen=True):
-    """Backend configuration of a custom call that is a matrix product of a library (cuBLAS)."""
+    """Backend configuration of a custom call that is a matmul of a library (cuBLAS)."""
 
     dot_dimension_numbers: _GemmDims | None = None
     precision_config: _PrecisionConfig = _PrecisionConfig()
@@ -69,7 +69,7 @@ class _AttentionConfig(msgspec.Struct, frozen=True):
 
 
 class _CostEstimate(msgspec.Struct, frozen=True):
-    """Cost estimate in a custom call that the author of its kernel states."""
+    """Cost estimate in a custom call, stated by the author of the kernel."""
 
     flops: float = nan
     transcendentals: float = 0.0
@@ -126,9 +126,7 @@ _FREE_TARGETS: frozenset[str] = frozenset(
 
 
 def _gemm(op: Operation, attributes: CustomAttributes) -> Cost:
-    """Return the cost of a library matrix product. A workspace that is returned as the last result is not
-    traffic.
-    """
+    """Return the cost of a library matmul. A workspace that is returned as the last result is not traffic."""
     config = _parse_config(attributes.config)
     gemm = config.gemm_backend_config if config else None
     dims = gemm.dot_dimension_numbers if gemm else config.dot_dimension_numbers if config else None

@@ -130,7 +130,7 @@ class Precision(NamedTuple):
 
 
 class DotAttributes(NamedTuple):
-    """Dimension numbers of a matrix product."""
+    """Dimension numbers and precision of a matmul (``dot_general``)."""
 
     lhs_batch: tuple[int, ...]
     rhs_batch: tuple[int, ...]
@@ -236,16 +236,16 @@ class ScatterAttributes(NamedTuple):
 
 
 class UpdateAttributes(NamedTuple):
-    """Attributes of a slice update. ``in_place``: the operand is not read later, so that only the update is
-    written.
+    """Attributes of a slice update. ``in_place`` is True if the operand is not read later, so that only the
+    update is written.
     """
 
     in_place: bool
 
 
 class BroadcastAttributes(NamedTuple):
-    """Attributes of a broadcast. ``materialised``: the result is written to memory; otherwise consumers fuse
-    it.
+    """Attributes of a broadcast. ``materialised`` is True if the result is written to memory; otherwise the
+    broadcast is fused into its consumers.
     """
 
     materialised: bool
@@ -261,14 +261,14 @@ class FftAttributes(NamedTuple):
 
 
 class SolveAttributes(NamedTuple):
-    """Attributes of a triangular solve. ``left_side``: solve ``a x = b``; otherwise ``x a = b``."""
+    """Attributes of a triangular solve: of ``a x = b`` if ``left_side``, else of ``x a = b``."""
 
     left_side: bool = True
 
 
 class CustomAttributes(NamedTuple):
-    """Custom call: its target, its backend configuration as text, and the window of a convolution (None: not
-    stated).
+    """Attributes of a custom call: the target, the backend configuration as text, and the dimension numbers
+    and window of a library convolution (None: not stated).
     """
 
     target: str

@@ -52,7 +52,7 @@ _FLUSHES_AT_ONCE = 8
 
 @dataclass(frozen=True, slots=True)
 class _WrittenResult:
-    """Complete output file or folder that still has its temporary name."""
+    """Output file or folder that is complete but still has its temporary name."""
 
     destination: Path
     target: Path
@@ -76,7 +76,9 @@ class _WrittenResult:
             _flush(self.target.parent)
 
     def end(self, *, placed: bool) -> None:
-        """Close the output: remove the temporary if it was placed, or if no other run may resume it."""
+        """Close the output. Remove the temporary file or folder if it has its final name or no later run may
+        resume it.
+        """
         if placed or not self.is_resumable:
             remove_path(self.temporary)
         if self.lock >= 0:
@@ -106,15 +108,15 @@ class _WrittenResult:
 
 @dataclass(frozen=True, slots=True)
 class _PendingResults:
-    """Outputs that are complete and get their final names at the end of a block, and actions to run after
-    that.
+    """Outputs that are complete and get their final names at the end of a block. ``afterwards`` are actions
+    to run after that.
     """
 
     results: list[_WrittenResult] = field(default_factory=list[_WrittenResult])
     afterwards: list[Callable[[], None]] = field(default_factory=list[Callable[[], None]])
 
     def put_in_place(self) -> None:
-        """Give all outputs their final names, or none: if one fails, those before it are rolled back."""
+        """Give all outputs their final names, or none: if one rename fails, the earlier ones are undone."""
         with ExitStack() as cleanup, ExitStack() as rollback:
             for result in self.results:
                 if len(self.results) > 1:

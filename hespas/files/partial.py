@@ -49,7 +49,9 @@ _START_FIELD = 19
 
 
 def temporary_beside(target: Path) -> Path:
-    """Return a new name in the folder of ``target`` that identifies this process and machine."""
+    """Return a new temporary name in the folder of ``target``. The name identifies this process and this
+    machine.
+    """
     pid = os.getpid()
     name = f".{_shortened(target)}.{pid:x}-{_started(pid):x}-{_host_id():08x}-{os.urandom(4).hex()}.partial"
     return target.with_name(name)
@@ -178,7 +180,7 @@ class OutputShare:
         return f"{self.number}-of-{len(self.spans)}"
 
     def mark(self, folder: Path) -> Path:
-        """Return the path of the marker file that shows that this share is missing."""
+        """Return the path of the marker file for this share. Its presence shows that the share is missing."""
         return self._mark(folder, self.number)
 
     def mark_others(self, folder: Path) -> None:

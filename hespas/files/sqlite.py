@@ -171,7 +171,7 @@ class SqliteDatabase:
 
 @dataclass(slots=True)
 class _SqliteTableReader:
-    """Columns of a table while it is read."""
+    """State of reading one table: the columns that were read so far."""
 
     database: SqliteDatabase
     name: str

@@ -53,8 +53,8 @@ STANDARD_STREAM = "-"
 
 
 class _StandardInput:
-    """Holder of the path of the file with a copy of standard input; None outside of
-    :func:`standard_input_in`.
+    """Holder of the path of the file that has a copy of standard input (``spool``). The path is None outside
+    of :func:`standard_input_in`.
     """
 
     spool: Path | None = None

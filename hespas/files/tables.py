@@ -236,7 +236,7 @@ class _Field:
 
 
 class _Converter(Generic[_Cells]):
-    """Conversion of the rows of a table with a ``header`` to a struct."""
+    """Converter of the rows of a table to structs. ``header`` has the names of the columns of the table."""
 
     def __init__(self, kind: type[_Cells], header: Container[str], path: str) -> None:
         self._kind = kind

@@ -61,7 +61,9 @@ def allowing_programs(allowed: bool = True) -> Generator[None]:
 
 
 def permit_programs(allowed: bool) -> None:
-    """Set the permission for the rest of this process; a worker gets that of its parent."""
+    """Set the permission for input files to name programs, for the rest of this process. A worker has the
+    permission of its parent.
+    """
     _ALLOWED.set(allowed)
 
 
@@ -117,8 +119,8 @@ def _outside(file: Path, text: str, position: str) -> BoundaryError:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Untrusted:
-    """Limits of a command on untrusted inputs: CPU time [s] and memory [bytes] of its process, number of
-    ranks.
+    """Limits of a command on untrusted inputs: CPU time [s] and memory [bytes] of its process, and the number
+    of ranks of a job.
     """
 
     cpu_s: float = 4.0

@@ -218,7 +218,7 @@ def text_batches(path: Path) -> Iterator[pd.DataFrame]:
 
 
 def _is_parquet(path: Path) -> bool:
-    """Return True for a Parquet file. The suffix decides; on standard input the first bytes."""
+    """Return True for a Parquet file, by the suffix or, on standard input, by the first bytes."""
     return first_bytes(path, 4) == b"PAR1" if str(path) == STANDARD_STREAM else path.suffix == ".parquet"
 
 

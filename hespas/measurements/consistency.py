@@ -174,8 +174,8 @@ def report_shared_ids(
 
 
 class _RecordedCollective(NamedTuple):
-    """Recorded collective: kind, bytes (-1: unknown, or different between ranks) and sequence number (-1:
-    none).
+    """Recorded collective. ``size_bytes`` is -1 if it is unknown or may differ between ranks. ``number`` is
+    the sequence number (-1: none).
     """
 
     kind: str
@@ -234,7 +234,7 @@ def facts_of(profile: Profile, path: str) -> RecordingFacts:
 def check_job(
     recordings: Sequence[RecordingFacts], diagnostics: Diagnostics, path: str, *, world: int = 0
 ) -> None:
-    """Report reasons why recordings cannot be from one job of at least ``world`` ranks.
+    """Report contradictions that show that recordings are not from one job of at least ``world`` ranks.
 
     A single recording is not checked.
     """

@@ -19,8 +19,8 @@ __all__ = ["LeftOut", "Measurements", "joined", "rows_of_split", "rows_on"]
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """Reason why rows of a table were skipped, their count, and the number of one such row (from 1; 0: no
-    row).
+    """Reason for which rows of a table were skipped, their number, and one of these rows as an example (from
+    1; 0: none).
     """
 
     reason: str
@@ -28,7 +28,7 @@ class LeftOut:
     row: int = 0
 
     def __str__(self) -> str:
-        """Return the reason why rows were skipped, with the number of one such row."""
+        """Return the reason for which rows were skipped, with the number of one such row."""
         return f"{self.reason} (as in row {self.row:,})" if self.row else self.reason
 
 

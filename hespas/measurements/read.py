@@ -165,7 +165,7 @@ def _measured(columns: Columns, dialect: Dialect, devices: Labels, name: str) ->
 
 
 def _faults(rows: MeasuredRows, dialect: Dialect, columns: Columns) -> Iterator[tuple[str, BoolArray]]:
-    """Yield each reason why rows are not measured operations, with a mask of these rows."""
+    """Yield each reason for which rows are not measured operations, with a mask of these rows."""
     time = rows.duration_ns
     yield dialect.left_out, ~rows.kept
     yield "no duration, or NaN", np.isnan(time)

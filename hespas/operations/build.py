@@ -61,7 +61,7 @@ def matmuls(
     k: FloatArray,
     variant: Labels | None = None,
 ) -> Operations:
-    """Return a table of matrix products: ``batch`` products (m x k) by (k x n) each."""
+    """Return a table of batched matmuls: ``batch`` matmuls (m x k) by (k x n) each."""
     moved = (
         m * k * element_bytes(scheme, "activation")
         + n * k * element_bytes(scheme, "weight")
@@ -88,7 +88,7 @@ def convolutions(
     out_size: FloatArray,
     variant: Labels | None = None,
 ) -> Operations:
-    """Return a table of square 2-D convolutions with one group, described as products (m = images x
+    """Return a table of square 2-D convolutions with one group, described as matmuls (m = images x
     out_size^2).
     """
     m, n, k = images * out_size**2, out_channels, in_channels * kernel**2
@@ -288,7 +288,7 @@ def collectives(
 
 
 class ConvolutionProduct(NamedTuple):
-    """Matrix products that a convolution is computed as: ``batch`` sequential products (m, k) by (k, n)."""
+    """Matmuls to which a convolution is converted: ``batch`` sequential matmuls (m, k) by (k, n)."""
 
     m: FloatArray
     n: FloatArray

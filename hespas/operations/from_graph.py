@@ -124,7 +124,7 @@ def element_types_of(graph: OpGraph) -> Labels:
 
 
 def _kinds_with(dim: str) -> BoolArray:
-    """Return a mask over the kinds of operations: True if operations of the kind have the size ``dim``."""
+    """Return a mask of the kinds of operations that have the size ``dim``."""
     return np.array([dim in KINDS[name] for name in _NAMES], np.bool_)
 
 
@@ -212,7 +212,7 @@ def _set_products(
     scheme: SmallIntArray,
     schemes: list[str],
 ) -> None:
-    """Set the kind, sizes and number format of nodes with one product. Nodes with several products are not
+    """Set the kind, sizes and number format of nodes with one matmul. Nodes with several matmuls are not
     changed.
     """
     table = graph.contractions
@@ -240,7 +240,7 @@ def _set_products(
 
 
 def _product_scheme(lhs: int, rhs: int, products: int) -> str:
-    """Return the number format of a product of two element types; ``products`` above 1 means emulated
+    """Return the number format of a matmul of two element types; ``products`` above 1 means emulated
     precision.
     """
     if lhs < 0 or rhs < 0:
@@ -255,8 +255,8 @@ def _product_scheme(lhs: int, rhs: int, products: int) -> str:
 
 
 def _set_attention(graph: OpGraph, kind: SmallIntArray, dims: dict[str, FloatArray]) -> None:
-    """Set the kind and sizes of nodes with fused attention. One query per sequence is generation, more are
-    context.
+    """Set the kind and sizes of nodes with fused attention. Nodes with one query per sequence are generation,
+    others are context.
     """
     nodes = np.flatnonzero(graph.op_class == int(OpClass.ATTENTION))
     names = ("batch", "q_len", "kv_len", "heads", "kv_heads", "head_dim", "pairs")

@@ -58,8 +58,8 @@ def elements_in_tiles(rows: FloatArray, columns: FloatArray) -> FloatArray:
 
 
 def padding_of_matrices(rows: FloatArray, columns: FloatArray) -> FloatArray:
-    """Return the ratio of elements in whole tiles to elements of a matrix: at least 1, NaN if a size is
-    unknown or 0.
+    """Return the ratio of elements in whole memory tiles to elements of a matrix. It is at least 1, or NaN if
+    a size is unknown or 0.
     """
     elements = rows * columns
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
@@ -67,8 +67,8 @@ def padding_of_matrices(rows: FloatArray, columns: FloatArray) -> FloatArray:
 
 
 def padding_of(ops: Operations) -> FloatArray:
-    """Return the ratio of elements in whole tiles to elements of each operation; 1 if rows or columns are
-    unknown.
+    """Return the ratio of elements in whole memory tiles to elements of each operation; 1 if rows or columns
+    are unknown.
     """
     padding = padding_of_matrices(ops.dim("rows"), ops.dim("columns"))
     return np.nan_to_num(ops.dim(TILED, padding), nan=1.0)

@@ -40,9 +40,7 @@ _Axes = tuple[int, ...]
 
 
 class DotAxes(NamedTuple):
-    """Dimensions of the operands of a matrix product: batch and contracted dimensions, for the left and the
-    right operand.
-    """
+    """Batch and contracted dimensions of a matmul, each for the left and for the right operand."""
 
     batching: tuple[Sequence[int], Sequence[int]]
     contracting: tuple[Sequence[int], Sequence[int]]
@@ -137,8 +135,8 @@ def dot_text(left: Value, right: Value, result: Tensor, axes: DotAxes) -> str:
 
 
 class _ConvWindow(NamedTuple):
-    """Window of one spatial dimension. ``positions`` is the number of (output, kernel) pairs that multiply an
-    input element.
+    """Window of one spatial dimension of a convolution: stride, padding (``low``, ``high``) and dilations.
+    ``positions`` is the number of (output, kernel) pairs that multiply an input element (-1: not counted).
     """
 
     stride: int

@@ -61,8 +61,8 @@ _FORM = (
 
 
 class ArrayArgument(NamedTuple):
-    """Type of an array argument, and the mesh axes that split each dimension. If ``axes`` is None, they are
-    not given.
+    """Type of an array argument. ``axes`` are the mesh axes along which each dimension is split; None means
+    that the sharding is not stated.
     """
 
     dtype: str

@@ -49,7 +49,7 @@ class ProfiledRunOptions(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ProfiledFiles:
-    """Files that a run writes: the StableHLO program with source names, the compiled HLO, and XLA's
+    """Files that a profiled run writes: the StableHLO program with source names, the compiled HLO, and XLA's
     profile.
     """
 

@@ -60,7 +60,9 @@ _IntArray = np.ndarray[tuple[int], np.dtype[np.int64]]
 
 
 class MeshRule:
-    """Rule that extends the process group or the peer of one recorded rank to all ranks of the mesh."""
+    """Rule by which the process groups and peers of all ranks of a mesh are inferred from those of one
+    recorded rank.
+    """
 
     def __init__(self, mesh: Mesh) -> None:
         self.mesh = mesh
@@ -176,7 +178,7 @@ def _ragged(rows: Sequence[tuple[int, ...]]) -> RaggedArray:
 
 
 class _GraphAssembly:
-    """Assembly of the graph of one recorded rank: it adds the recorded calls as nodes to a graph builder."""
+    """Builder of the graph of one recorded rank. It adds a node for each recorded call."""
 
     def __init__(self, recording: RankRecording, rule: MeshRule, name: str, findings: Findings) -> None:
         self.rank = recording.rank

@@ -26,8 +26,8 @@ MAX_RECORDED = 256
 
 
 class RankClasses:
-    """Rank classes of a captured job: one graph per class (``graphs``), and the rank on which each was
-    recorded (``first``).
+    """Rank classes of a captured job. ``graphs`` has one graph per class, and ``first`` the rank on which it
+    was recorded.
     """
 
     def __init__(self, mesh: Mesh, graph_at: Callable[[int], OpGraph]) -> None:

@@ -59,7 +59,7 @@ class OpSignature(NamedTuple):
 
 
 def read_signature(schema: Any) -> OpSignature:
-    """Return the types of arguments and results in the schema of a PyTorch operation."""
+    """Return the argument names, defaults and written arguments from the schema of a PyTorch operation."""
     arguments = list(schema.arguments)
     return OpSignature(
         names=tuple(argument.name for argument in arguments),
@@ -208,7 +208,7 @@ def tensors_at(arguments: tuple[CallArgument, ...], position: int) -> tuple[Tens
 
 
 def is_ragged(arguments: tuple[CallArgument, ...], op: CommunicationOp) -> bool:
-    """Return True if the parts of an all-to-all or similar exchange differ in size between ranks."""
+    """Return True if the parts of an all-to-all or similar exchange, one per rank, differ in size."""
     texts = arguments[op.splits : op.splits + 2] if op.splits >= 0 else ()
     return any(isinstance(text, str) and len(set(text.strip("[]").split(", "))) > 1 for text in texts)
 

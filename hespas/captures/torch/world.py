@@ -198,8 +198,8 @@ class _BucketNumbering:
 
 
 class _LazyShards:
-    """List of the shards of a tensor over many ranks. A shard is only made when it is accessed, because only
-    one is used.
+    """List of the shards of a tensor over many ranks. A shard is made when it is accessed, because only one
+    of them is used.
     """
 
     def __init__(self, tensor: Any, num_chunks: int, dim: int) -> None:
@@ -270,8 +270,8 @@ class PeerNotRun(BaseException):
 
 
 class ShapeExchange:
-    """Store of the shapes that pipeline stages send to each other, by rank and stage of the sender and of the
-    receiver.
+    """Store of the tensor shapes that pipeline stages send to each other. A shape is found by rank and stage
+    of the sender and of the receiver.
     """
 
     def __init__(self) -> None:

@@ -11,7 +11,7 @@ __all__ = ["FORMAT"]
 
 
 def _sniff(head: Head) -> int:
-    """Score an input by its first words."""
+    """Return the confidence, from 0 to 100, that the first words of an input are those of a text workload."""
     from hespas.converters.astra_text.grammar import score
 
     return 0 if head.is_directory else score(head.data)

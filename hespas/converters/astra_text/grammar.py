@@ -38,7 +38,7 @@ __all__ = [
 
 
 class ParallelismPolicy(Enum):
-    """Parallelism policy, the first word of a file."""
+    """Parallelism policy of a text workload of ASTRA-sim, the first word of the file."""
 
     DATA = "DATA"
     MODEL = "MODEL"
@@ -72,8 +72,8 @@ class Role(Enum):
 
 
 class LayerRoles(NamedTuple):
-    """Sets of ranks that take part in the collective of each phase (forward, input gradient, weight gradient)
-    of a layer.
+    """Sets of ranks (roles) that take part in the collectives of a layer: of its forward pass, of its input
+    gradient and of its weight gradient.
     """
 
     forward: Role
@@ -130,7 +130,9 @@ class Phase:
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One layer. ``policy`` is the layer's own policy, if any; ``line`` is its line number (from 1)."""
+    """Layer of a text workload, with its three phases. ``policy`` is a policy that only applies to this layer
+    (None: the policy of the file). ``line`` is its line number in the file (from 1).
+    """
 
     name: str
     line: int
@@ -162,7 +164,9 @@ class TextWorkload:
 
 
 def score(data: bytes) -> int:
-    """Score an input from 0 (no) to 100 (certain) by its first words."""
+    """Return the confidence, from 0 (no) to 100 (certain), that the first words of a file are those of a text
+    workload.
+    """
     data = data.removeprefix(b"\xef\xbb\xbf")
     words = data[:4096].split(maxsplit=200)
     if not words or words[0].decode("ascii", "replace") not in ParallelismPolicy.__members__:
@@ -357,6 +361,6 @@ class ParallelGroups:
         return groups
 
     def is_alone(self, role: Role) -> bool:
-        """Return True if a collective of this role is known to have a single member."""
+        """Return True if each group of this role is known to have one rank."""
         groups = self.sets.get(role)
         return (groups is not None and groups.group_size == 1) or (self.is_stated and self.num_ranks == 1)

@@ -65,7 +65,9 @@ class _LayerEmitter:
     def compute(
         self, layer: Layer, name: str, phase: Phase, needs: Sequence[int], follows: Sequence[int] = ()
     ) -> int:
-        """Add the computation of a phase; ``needs`` are data, ``follows`` control dependencies."""
+        """Add the computation of a phase. ``needs`` are its data dependencies, ``follows`` its control
+        dependencies.
+        """
         node = self._node(layer, name, _OPERATIONS[name], needs, follows)
         self.builder.set(node, duration_ns=phase.cycles * _CYCLE_NS)
         self.computed += phase.cycles > 0 and name != "again"

@@ -52,7 +52,7 @@ _BOUNDS: dict[int, tuple[int, int]] = {
 
 
 class Strings(NamedTuple):
-    """String table of a graph in a form from which many strings are copied at once."""
+    """Copy of a graph's string table in a padded buffer, from which many strings are copied at once."""
 
     window: ByteWindow
     offsets: Longs
@@ -176,7 +176,7 @@ class Assembly:
         self._parts.append(self._part(name, kind, node, slot)._replace(start=start, length=length))
 
     def _part(self, name: str, kind: AttributeField, node: Longs, slot: Longs | None) -> _AttributeRows:
-        """Return rows of one attribute name for the given nodes, with the integer 0 as value."""
+        """Return rows with the value 0 for the attribute ``name`` of the given nodes."""
         count = len(node)
         no = _flags(count, False)
         return _AttributeRows(

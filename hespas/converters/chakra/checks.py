@@ -34,8 +34,8 @@ _REMEDIES = {
 
 @dataclass(frozen=True, slots=True)
 class Faults:
-    """Collector of the faults of one file, or of a whole directory if ``rank`` is None. It raises or records
-    them.
+    """Receiver of the faults of one file, or of a whole directory if ``rank`` is None. If ``lenient``, it
+    records them as diagnostics, else it raises an error.
     """
 
     path: str

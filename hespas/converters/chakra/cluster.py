@@ -34,8 +34,8 @@ _CONNECT_S = 30
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _ClusterWork:
-    """Inputs of the writing of rank files that every worker of a cluster needs. They are sent to each worker
-    once.
+    """Inputs of writing rank files that every worker of a cluster needs: the workload, its process groups and
+    the folder. They are sent to each worker once.
     """
 
     version: str

@@ -32,7 +32,7 @@ _KEPT_BYTES = 64 << 20
 
 
 def encoded(parts: Iterable[EtColumns]) -> Iterator[Bytes]:
-    """Yield the bytes of a trace file piece by piece: the metadata frame, then the nodes of each part."""
+    """Yield the bytes of a trace file piece by piece: the metadata message, then the nodes of each part."""
     for number, columns in enumerate(parts):
         if not number:
             yield np.frombuffer(encode_metadata(columns), np.uint8)
@@ -199,7 +199,9 @@ class PeerLookup:
 
 
 class _UsedSlots(NamedTuple):
-    """Masks of the group sets and permutations (slots) that the nodes of a graph use."""
+    """Masks of the values that may differ between ranks and that the nodes of a graph use: ``groups`` has one
+    entry per group set, and ``ways`` one per permutation.
+    """
 
     groups: Bools
     ways: Bools

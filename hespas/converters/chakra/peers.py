@@ -55,8 +55,8 @@ class ClassPeers:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Pattern:
-    """Compressed column of integers with few distinct ``values``: ``which`` has for each node the index of
-    its value.
+    """Compressed column of integers, one per node, with few distinct ``values``. ``which`` has, for each
+    node, the index of its value as 32 bits.
     """
 
     values: tuple[int, ...]

@@ -356,7 +356,9 @@ _DEFAULT_VERSION = "0.0.4"
 
 
 class PreservedRows:
-    """Rows of a graph's ``extra`` table, converted back to trace content: the inverse of :func:`collect`."""
+    """Preserved trace content of a graph. It reads the rows that :func:`collect` has added to the ``extra``
+    table.
+    """
 
     def __init__(self, graph: OpGraph) -> None:
         """Read the version label of the trace from the table."""

@@ -249,7 +249,9 @@ def _tasks(batch: RankBatch, folder: RankFolder, equal: _EqualTraces) -> Iterato
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _PatchedRanks:
-    """Task of one thread: write the files of some ranks by inserting their values into a template."""
+    """Task that writes the files of some ranks: it inserts the encoded variables of each rank into a
+    template. It is executed by one thread.
+    """
 
     template: TraceTemplate
     spelled: Bytes

@@ -62,7 +62,7 @@ class StridedDocument(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind
 
 
 class ListedDocument(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="listed"):
-    """JSON form of irregular process groups: lists of ranks, in ring order."""
+    """JSON form of process groups without regular strides: lists of ranks, in ring order."""
 
     groups: list[list[Count]]
     communicator: Count
@@ -97,7 +97,9 @@ class ClassDocument(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RankMapDocument(msgspec.Struct, frozen=True, kw_only=True):
-    """Representative rank of each rank, and all process groups and permutations of the job."""
+    """JSON form of a rank map: the representative rank of each rank, and all process groups and permutations
+    of the job.
+    """
 
     schema: Literal["hespas.rank-map/1"] = "hespas.rank-map/1"
     num_ranks: Annotated[int, Meta(ge=1, le=MAX_RANKS)]

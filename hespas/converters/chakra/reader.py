@@ -64,8 +64,8 @@ __all__ = ["read_chakra", "read_traces"]
 
 @dataclass(slots=True, eq=False)
 class _ChakraClass:
-    """Ranks whose files are equal except for groups and peers. ``columns`` and ``facts`` are of the first of
-    these ranks.
+    """Ranks whose files are equal except for process groups and message peers. ``columns`` and ``facts`` were
+    read from the file of the first of these ranks.
     """
 
     columns: EtColumns
@@ -90,8 +90,8 @@ class _ChakraJob:
 
 @dataclass(frozen=True, slots=True)
 class _JobFiles:
-    """Files of a job: pairs of rank and path, by rank (-1 for a file name without a number), and the process
-    groups.
+    """Files of a job: ``files`` are pairs of rank and path, sorted by rank (-1 for a file name without a
+    number). ``groups`` are the process groups, and ``group_file`` is the content of the file that lists them.
     """
 
     form: TraceForm

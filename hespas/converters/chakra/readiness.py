@@ -89,7 +89,9 @@ def written_bytes(
 
 
 class TensorLists(NamedTuple):
-    """Encoded values of the attributes ``inputs`` and ``outputs`` for memory tracking, one row per node."""
+    """Encoded values of the attributes ``inputs`` and ``outputs``, one row per node. The memory tracker of
+    ASTRA-sim reads them.
+    """
 
     inputs: ByteRows
     outputs: ByteRows

@@ -52,7 +52,7 @@ _MAX_TEXT = 1 << 16
 
 
 class TypeTexts(NamedTuple):
-    """Texts of a list of tensors in the form of ``IOInfo``: shapes and element types."""
+    """Shapes and element types of a list of tensors, as the two texts of an ``IOInfo`` message."""
 
     shapes: bytes
     types: bytes
@@ -242,7 +242,7 @@ _TEXT = re.compile(
 
 
 class _ContractionText(NamedTuple):
-    """Columns of one row of the contraction table without ``node``, converted to and from text."""
+    """One matmul of a node, as a text in an attribute. The fields are columns of the contraction table."""
 
     batch: int
     m: int
@@ -299,8 +299,8 @@ def _code(name: str) -> int | None:
 
 
 def contraction_texts(graph: OpGraph) -> tuple[Longs, list[bytes], Longs]:
-    """Return the nodes with matrix products or convolutions, the distinct texts, and the index of each node's
-    text.
+    """Return the nodes with matmuls or convolutions, the distinct texts that describe them, and the index of
+    each node's text.
     """
     table = graph.contractions
     columns = [getattr(table, name).tolist() for name in table.DTYPES]

@@ -40,7 +40,9 @@ _Span = tuple[int, int]
 
 
 class DecodedFile(NamedTuple):
-    """Decoded columns of a trace file, with its process groups and message peers."""
+    """Decoded trace file. ``peers`` are the process groups and message peers that it states, and ``rows`` the
+    attribute rows that state them.
+    """
 
     columns: EtColumns
     facts: AttributeFacts

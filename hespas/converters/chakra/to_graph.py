@@ -79,7 +79,9 @@ def _deps(ids: Words, offsets: Longs, values: Words) -> RaggedArray:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _NodeCosts:
-    """Costs of all nodes as read from attributes, and facts about these attributes."""
+    """Costs of all nodes from the attributes of a trace, and properties of these attributes that a writer has
+    to restore.
+    """
 
     flops: FloatArray
     useful_flops: FloatArray
@@ -410,7 +412,7 @@ class _AttributeReader:
         """How many values of an attribute mean nothing to the graph: negative, too large, of a wrong type."""
 
     def refuse(self, name: str, count: int) -> None:
-        """Count invalid values of an attribute. They are preserved as attributes and not moved into a
+        """Count invalid values of an attribute. They are preserved as attributes and not copied into a
         column.
         """
         if count:
@@ -436,7 +438,9 @@ class _AttributeReader:
         return good_ones
 
     def take(self, values: AttributeValues, default: float = nan) -> FloatArray:
-        """Return a column of floats with these values and ``default`` elsewhere; mark their rows as moved."""
+        """Return a column of floats with these values, and ``default`` for all other nodes. Mark the
+        attribute rows as copied.
+        """
         if not len(values.node):
             return constant(default, len(self.columns))
         column = np.full(len(self.columns), default)
@@ -490,7 +494,7 @@ class _AttributeReader:
         return len(self.facts.first_rows(name)) - len(self.facts.texts(name).row)
 
     def contractions(self) -> ContractionTable:
-        """Return the table of matrix products and convolutions. Texts that cannot be parsed are preserved."""
+        """Return the table of matmuls and convolutions. Texts that cannot be parsed are preserved."""
         values = self.facts.texts("contractions")
         self.refuse("contractions", self._no_texts("contractions"))
         if not len(values.node):

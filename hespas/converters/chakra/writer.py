@@ -109,7 +109,7 @@ def chosen_ranks(workload: Workload, options: WriteOptions) -> Sequence[int]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _WriteRequest:
-    """Ranks of a workload to write at ``path``, with the options."""
+    """Request to write traces: the workload, its ranks to write, the ``path`` and the options."""
 
     workload: Workload
     ids: GroupIds
@@ -221,12 +221,16 @@ def rank_file_name(workload: Workload, options: WriteOptions, form: TraceForm = 
 
 
 def share_of(count: int, number: int, shares: int) -> slice:
-    """Return the slice of the ``number``-th (from 1) of ``shares`` contiguous shares of ``count`` ranks."""
+    """Divide ``count`` ranks into ``shares`` contiguous shares. Return the slice of share
+    ``number``, from 1.
+    """
     return slice((number - 1) * count // shares, number * count // shares)
 
 
 class _MappedClasses:
-    """Rank classes that were written so far, and the group sets and permutations of the job that they use."""
+    """Rank classes of which one file was written so far, for the rank map. ``group_sets`` and
+    ``permutations`` number the group sets and permutations that they use.
+    """
 
     def __init__(self, job: RankTraces, folder: RankFolder) -> None:
         self._job, self._folder = job, folder

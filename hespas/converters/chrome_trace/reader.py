@@ -301,7 +301,7 @@ def _with_parts(
 
 
 class _Header(msgspec.Struct):
-    """Fields of the document other than the events."""
+    """Fields of a Chrome trace other than the events."""
 
     otherData: msgspec.Raw = msgspec.Raw(b"{}")  # noqa: N815 # the format's own name
 

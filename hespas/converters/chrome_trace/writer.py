@@ -90,8 +90,8 @@ class _ThreadNames:
 
 
 class _ChromeWriter:
-    """Writer of one file. Processes have the numbers 1, 2, ...; threads follow, since viewers need distinct
-    ids.
+    """Writer of one Chrome trace. Processes are numbered from 1; threads have the next numbers, because
+    viewers need distinct ids.
     """
 
     def __init__(

@@ -210,7 +210,7 @@ _LAYOUT = "nslimit=2, nslimit1=2, mclimit=0.1"
 
 
 def write_dot(value: Value, path: Path, options: WriteOptions, diagnostics: Diagnostics) -> None:
-    """Write one file with all rank classes. Raises ``UnsupportedError`` for too many nodes."""
+    """Write a DOT file with all rank classes. Raises ``UnsupportedError`` for too many nodes."""
     pictures = _pictures(value, options, diagnostics)
     for picture in pictures:
         deep = sum(depth >= _MAX_DEPTH for depth in picture.depths())
@@ -328,7 +328,7 @@ _ILLEGAL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
 
 
 def write_graphml(value: Value, path: Path, options: WriteOptions, diagnostics: Diagnostics) -> None:
-    """Write one file. Raises ``UnsupportedError`` for too many nodes."""
+    """Write a GraphML file with all rank classes. Raises ``UnsupportedError`` for too many nodes."""
     pictures = _pictures(value, options, diagnostics)
     with path.open("w", encoding="utf-8", newline="\n") as stream:
         stream.write('<?xml version="1.0" encoding="UTF-8"?>\n')

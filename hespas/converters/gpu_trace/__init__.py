@@ -73,8 +73,8 @@ class GpuLaunches(ColumnTable):
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class GraphNodes(ColumnTable):
-    """Creation of nodes of CUDA or HIP graphs as recorded; ``original`` is the node from which one was cloned
-    (-1: none).
+    """Host calls that created nodes of CUDA or HIP graphs, one per row. ``original`` is the node of which
+    ``node`` is a clone (-1: none).
     """
 
     process: IntArray
@@ -108,8 +108,8 @@ class GpuRanges(ColumnTable):
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class GpuTrace:
-    """One recording of a GPU profiler. ``texts`` are the texts of its ranges; ``devices`` are the distinct
-    names of hardware.
+    """One recording of a GPU profiler. ``texts`` are the texts of the ranges on the host. ``devices`` are the
+    distinct names of the GPU models.
     """
 
     strings: StringTableBuilder

@@ -62,7 +62,9 @@ _MAX_SHOWN = 16
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _RangeLabels:
-    """Parsed texts of ranges, one row per range."""
+    """Information from the texts of ranges, one row per range. Columns that end in ``_id`` are rows of the
+    string table.
+    """
 
     name_id: IntArray
     shapes_id: IntArray
@@ -318,7 +320,7 @@ _COLLECTIVE_RANGE = re.compile(r"(?:nccl:|rccl:|c10d::|nccl|rccl)_?([A-Za-z_]+)"
 
 
 def is_collective_kernel(name: str) -> bool:
-    """Return True if a kernel is one of NCCL or RCCL."""
+    """Return True if the name of a kernel is that of a kernel of NCCL or RCCL."""
     return _COLLECTIVE_KERNEL.match(name) is not None
 
 

@@ -227,7 +227,9 @@ _MIRRORED = {"LT": "GT", "LE": "GE", "GT": "LT", "GE": "LE", "NE": "NE"}
 
 @dataclass(frozen=True, slots=True)
 class LoopTrips:
-    """Trip count of a loop; NaN if unknown. ``stated`` is True if the program itself has the count."""
+    """Number of iterations of a loop; NaN if unknown. ``stated`` is True if the program states the number, so
+    that it need not be inferred.
+    """
 
     count: float
     stated: bool = False
@@ -492,7 +494,9 @@ def _scaled(body: BodyCost, times: float) -> BodyCost:
 
 @dataclass(slots=True)
 class _BodyTotals:
-    """Accumulator that sums the costs of the instructions of a computation."""
+    """Accumulator that sums the costs of the instructions of a computation. ``rates`` has the FLOPs by
+    element type.
+    """
 
     flops: float = 0.0
     useful_flops: float = 0.0

@@ -150,7 +150,7 @@ class NodeEmitter:
         region: int,
         kind: NodeKind = NodeKind.COMPUTE,
     ) -> int:
-        """Add the node of one instruction, with its matrix products, framework name, source position and
+        """Add the node of one instruction, with its matmuls, framework name, source position and
         attributes.
         """
         builder = self.builder

@@ -72,7 +72,9 @@ _KINDS = frozenset({"kLoop", "kInput"})
 
 
 class OverwrittenOperands:
-    """Operands that the fusions of a program may overwrite, with a cache by fusion body."""
+    """Analysis of the operands that fusions of a program may overwrite with their results. Its results are
+    cached by fusion body.
+    """
 
     def __init__(self, program: HloProgram) -> None:
         """Start with an empty cache."""

@@ -320,8 +320,8 @@ class Inference:
         self._callees: dict[str, Callee] = {}
 
     def callee(self, attributes: Mapping[str, str], key: str, position: int = 0) -> Callee:
-        """Return computation number ``position`` of the attribute ``key``. Raises ``ValueError`` if it does
-        not exist.
+        """Return the computation at index ``position`` of the attribute ``key``. Raises ``ValueError`` if it
+        does not exist.
         """
         named = names(attributes.get(key))
         name = named[position] if position < len(named) else ""

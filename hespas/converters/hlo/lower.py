@@ -219,8 +219,8 @@ class GraphLowering:
         return _ANYWHERE if opcode in _FREE or opcode.endswith("-update") or opcode in _CALLS else _IN_LINE
 
     def _note_widened(self, node: int, where: tuple[Computation, int], cost: Cost) -> None:
-        """Mark products whose operands the compiler widened to f32, with the original narrow types, and mark
-        the conversions.
+        """Mark matmuls whose operands the compiler converted to f32 with the narrow types before the
+        conversion, and mark the conversions.
         """
         opcode = where[0].opcodes[where[1]]
         if cost.contractions:

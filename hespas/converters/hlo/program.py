@@ -331,8 +331,8 @@ class _OperationContext:
 
 
 def _precision(op: _OperationContext) -> Precision:
-    """Return the precision of a product, including attributes that are not in the HLO specification
-    (``frontend_attributes``).
+    """Return the precision of a matmul or convolution, including attributes that are not in the HLO
+    specification (``frontend_attributes``).
     """
     algorithm = op.attributes.get("algorithm", "dot_unset")
     if algorithm != "dot_unset":

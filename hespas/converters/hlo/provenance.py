@@ -55,8 +55,8 @@ class Provenance:
 
 
 class _CalledOrigin(NamedTuple):
-    """Source operations of the instructions of a computation, and the names of the computations that it
-    calls.
+    """Source operations of the instructions of a computation. ``callees`` are the names of the computations
+    that it calls.
     """
 
     origins: dict[Origin, None]

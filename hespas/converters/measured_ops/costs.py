@@ -101,7 +101,7 @@ class EventCosts:
         )
 
     def without(self, rows: BoolArray) -> EventCosts:
-        """Return the costs with no work in the rows that a mask marks."""
+        """Return the costs, with zero cost in the rows that the mask ``rows`` marks."""
         figures: dict[str, Any] = {name: np.where(rows, 0.0, getattr(self, name)) for name in _FIGURES}
         return replace(
             self,
@@ -227,8 +227,8 @@ class _HostRoles:
     def of(
         cls, host: HostOps, strings: StringTable, communicates: BoolArray, touches: BoolArray | None
     ) -> _HostRoles:
-        """Return the roles of all host operations, which decide whether an operation is costed itself or by
-        those that it calls.
+        """Return the roles of all host operations. They determine if an operation has a cost itself, or if
+        the operations that it calls have one.
         """
 
         def matching(predicate: Callable[[str], bool]) -> BoolArray:

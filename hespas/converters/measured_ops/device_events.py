@@ -239,7 +239,7 @@ def owners_of(host: HostOps, strings: StringTable, launched_by: IntArray) -> Wor
 
 
 def _innermost(chains: dict[int, list[int]], mask: BoolArray) -> frozenset[int]:
-    """Return, for each chain of enclosing operations, the innermost one that is in the mask."""
+    """Return, for each chain of enclosing operations, the innermost operation that is marked in ``mask``."""
     selected: list[bool] = mask.tolist()
     innermost = (next((op for op in chain if selected[op]), -1) for chain in chains.values())
     return frozenset(op for op in innermost if op >= 0)
@@ -266,8 +266,8 @@ class EventGroups:
 
 
 def group_events(profile: Profile) -> EventGroups:
-    """Group those events of a profile that belong to one run of an operation into one node. O(events log
-    events).
+    """Group the events of a profile into nodes. The events of one run of an operation are one node. O(events
+    log events).
     """
     count, strings = len(profile), profile.strings
     role = event_roles(profile)

@@ -32,8 +32,8 @@ def names_instruction(profile: Profile) -> BoolArray:
 
 
 class _ProgramInstruction(NamedTuple):
-    """Instruction of a compiled program that ran in the profile; its executions are ``nodes`` of the
-    program's ``graph``.
+    """Instruction of a compiled program that ran in the profile. ``nodes`` are its nodes in ``graph``, the
+    graph of that program.
     """
 
     graph: OpGraph

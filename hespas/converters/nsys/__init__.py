@@ -15,7 +15,9 @@ _SIGNS = (b"CUPTI_ACTIVITY_KIND_", b"TABLE NVTX_EVENTS", b"TABLE META_DATA_EXPOR
 
 
 def _sniff(head: Head) -> int:
-    """Score an input by its database tables: a useful Nsight Systems export has at least one of them."""
+    """Return the confidence that an input is an Nsight Systems export, from its database tables. A useful
+    export has at least one of the known tables.
+    """
     from hespas.files.sqlite import has_table
 
     def is_wanted(table: str) -> bool:

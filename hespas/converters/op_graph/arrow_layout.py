@@ -80,7 +80,7 @@ class FieldShape(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ColumnSpec:
-    """Field of the Arrow schema. ``dtype`` is the NumPy type of its items, or bytes."""
+    """Field of the Arrow schema of an op graph. ``dtype`` is the NumPy type of its items, or bytes."""
 
     name: str
     shape: FieldShape
@@ -88,7 +88,7 @@ class ColumnSpec:
 
 
 class ArrowHeader(Struct, kw_only=True, forbid_unknown_fields=True):
-    """Entry ``workload`` in the metadata of the Arrow schema: facts about the whole job."""
+    """Properties of the whole job, the entry ``workload`` in the metadata of the Arrow schema."""
 
     name: str
     metadata: dict[str, str]

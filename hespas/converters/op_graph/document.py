@@ -114,19 +114,19 @@ GroupSpec = GroupRows | CommunicatorGroups
 
 
 class DocumentVersion(Struct):
-    """Field of a document that states its schema version. All versions of the document have it."""
+    """Document of which only the schema version is decoded. All versions of the document have this field."""
 
     schema: str = SCHEMA_ID
 
 
 class NodeOutline(Struct):
-    """Node with only its required field. It is decoded first, to recognise a list of nodes."""
+    """Node of which only the required field is decoded, to recognise a list of nodes."""
 
     op: str
 
 
 class ClassOutline(Struct):
-    """Rank class with only its nodes, decoded to recognise a document."""
+    """Rank class of which only the nodes are decoded, to recognise a document."""
 
     nodes: list[NodeOutline]
 
@@ -168,7 +168,9 @@ class P2pEntry(Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=T
 
 
 class ContractionEntry(Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Row of :class:`hespas.graph.opgraph.ContractionTable`. Element types are names, ``?`` if unknown."""
+    """Matmul or convolution of a node, a row of :class:`hespas.graph.opgraph.ContractionTable`. Element types
+    are names, ``?`` if unknown.
+    """
 
     batch: _Int64 = 1
     m: _Int64
@@ -194,7 +196,9 @@ class ExtraEntry(Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults
 
 
 class RegionEntry(Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Row of :class:`hespas.graph.opgraph.RegionTable`. An unknown trip count is null."""
+    """Region (loop, branch or call), a row of :class:`hespas.graph.opgraph.RegionTable`. An unknown trip
+    count is null.
+    """
 
     kind: str
     parent: Row = -1
@@ -203,8 +207,8 @@ class RegionEntry(Struct, kw_only=True, forbid_unknown_fields=True, omit_default
 
 
 class TensorTypeEntry(Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Tensor type with properties that its text form does not have: an encoding, or another size than its
-    elements need.
+    """Tensor type with properties that the text form lacks: an encoding, or a size that differs from the size
+    of the elements.
     """
 
     type: str
@@ -213,8 +217,8 @@ class TensorTypeEntry(Struct, kw_only=True, forbid_unknown_fields=True, omit_def
 
 
 class PermutationSpec(Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Permutation: a digit ``[size, stride]`` of the rank number that is raised by ``shift``, or a list of
-    ``pairs``.
+    """Permutation (pairs of sender and receiver). Either each rank sends to the rank whose digit ``[size,
+    stride]`` is higher by ``shift``, or the ``pairs`` are listed.
     """
 
     ranks: Count
@@ -529,8 +533,8 @@ def spell_permutation(permutation: Permutation) -> PermutationSpec:
 
 
 def parse_permutation(spec: PermutationSpec) -> Permutation:
-    """Return the permutation that :func:`spell_permutation` converted for the document. Listed pairs remain a
-    list.
+    """Return the permutation from the form that :func:`spell_permutation` made. Listed pairs remain
+    a list.
     """
     if (spec.pairs is None) == (spec.digit is None):
         raise ValueError("a permutation has either a digit or pairs")

@@ -343,9 +343,7 @@ class _TypeInterner:
     __slots__ = ("_bytes", "_encodings", "_parsed", "_rows", "_texts")
 
     def __init__(self, listed: Iterable[str | TensorTypeEntry], texts: _TextInterner) -> None:
-        """Add the listed types. If several have one text form, nodes can refer to them only as
-        ``TYPE#row``.
-        """
+        """Add the listed types. If several types have the same text, nodes refer to them as ``TYPE#row``."""
         self._texts = texts
         self._parsed: list[tuple[int, tuple[int, ...], bool]] = []
         self._bytes: list[float] = []
@@ -464,7 +462,7 @@ class _SideTables:
         self.p2p.append((node, row, parse_number(entry.comm_bytes), entry.tag, entry.host))
 
     def add_contraction(self, node: int, entry: ContractionEntry) -> None:
-        """Add one of a node's matrix products or convolutions."""
+        """Add a matmul or convolution of a node."""
         flops = parse_number(entry.flops)
         useful_flops = flops if entry.useful_flops is UNSET else parse_number(entry.useful_flops)
         types = (parse_dtype(entry.lhs), parse_dtype(entry.rhs), parse_dtype(entry.accumulator))

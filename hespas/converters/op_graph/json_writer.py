@@ -261,7 +261,9 @@ class _TextDecoder:
 
 @dataclass(frozen=True, slots=True)
 class _DefaultedColumn:
-    """Cost column of which only those values are written that differ from ``expected``, their default."""
+    """Cost column with default values ``expected``. Only values that differ from their default are
+    written.
+    """
 
     column: FloatArray
     expected: FloatArray
@@ -298,13 +300,15 @@ class _NodeSpeller:
         self.by_position = bool(len(repeated_ids(graph.id)))
 
     def identity(self, nodes: NDArray[np.integer]) -> list[int]:
-        """Yield all nodes in order, as lists of a few thousand structs."""
+        """Return the numbers by which the document refers to ``nodes``: their positions if ids are not
+        unique, else their ids.
+        """
         if self.by_position:
             return [int(node) for node in nodes.tolist()]
         return [int(value) for value in self._graph.id[nodes].tolist()]
 
     def chunks(self) -> Iterator[list[NodeEntry]]:
-        """Yield all nodes in order."""
+        """Yield all nodes in order, as lists of a few thousand structs."""
         for start in range(0, len(self._graph), _CHUNK_NODES):
             part = slice(start, min(start + _CHUNK_NODES, len(self._graph)))
             graph, texts = self._graph, self._texts

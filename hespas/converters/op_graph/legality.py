@@ -110,7 +110,7 @@ def repeated_ids(ids: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 def check_ids(ids: NDArray[np.uint64], fault: FaultReporter) -> None:
-    """Report a fault if two nodes have one id."""
+    """Report a fault if two nodes have the same id."""
     repeated = repeated_ids(ids)
     if len(repeated):
         first = int(repeated[0])
@@ -211,8 +211,8 @@ def oversized_type(types: TensorTypes) -> int:
 
 
 def _check_types(graph: OpGraph, fault: FaultReporter, where: str) -> None:
-    """Check that equal tensor types have one size in bytes, because other formats repeat the type at each
-    tensor.
+    """Report tensor types that are equal but differ in size in bytes. Other formats repeat the type at each
+    tensor, so that they cannot distinguish them.
     """
     types = graph.types
     sizes: dict[tuple[int, tuple[int, ...], bool, str], tuple[int, float]] = {}

@@ -25,7 +25,9 @@ _TAIL_BYTES = 64 << 10
 
 
 def _sniff(head: Head) -> int:
-    """Score an input by the names of its columns: the first line of a text, the end of a Parquet file."""
+    """Return the confidence that an input is a table of operations, from the names of its columns. They are
+    in the first line of a text, or at the end of a Parquet file.
+    """
     if head.is_directory:
         return 0
     if head.data.startswith(_PARQUET):

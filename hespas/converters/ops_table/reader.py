@@ -44,7 +44,9 @@ _LARGEST_NS = float(1 << 61)
 
 @dataclass(frozen=True, slots=True)
 class _ChosenColumns:
-    """Names of the columns of a table that are read; ``duration`` is the name of the column of durations."""
+    """Names of the columns of a table that are read. ``duration`` is the name of the column with
+    durations.
+    """
 
     names: tuple[str, ...]
     duration: str

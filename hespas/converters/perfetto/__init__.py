@@ -11,7 +11,7 @@ __all__ = ["FORMAT"]
 
 
 def _sniff(head: Head) -> int:
-    """Score an input by its first packets, as a Perfetto trace."""
+    """Return the confidence that an input is a Perfetto trace, from its first packets."""
     if head.is_directory or not head.data.startswith(b"\x0a"):
         return 0
     from hespas.converters.perfetto.packets import likelihood

@@ -56,8 +56,8 @@ _USUAL_BYTES = 80
 
 @dataclass(slots=True)
 class Packet:
-    """One packet of a Perfetto trace: its numbers by field, and the span of each of its messages in
-    ``data``.
+    """One packet of a Perfetto trace. ``numbers`` has the numeric fields by field number, and ``messages``
+    the byte spans of submessages in ``data``.
     """
 
     data: bytes

@@ -130,7 +130,9 @@ _DEVICE_CATEGORIES = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
 
 @dataclass(frozen=True, slots=True)
 class _TraceFacts:
-    """Contents of a Perfetto trace after all packets were read: events, descriptions and texts."""
+    """Contents of a Perfetto trace after all packets were read: events, descriptions of tracks, and metadata
+    texts.
+    """
 
     path: Path
     columns: TrackEventColumns

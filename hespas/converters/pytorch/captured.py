@@ -96,7 +96,9 @@ class CapturedGraph:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Capture:
-    """Trace of the recording (capture) of CUDA or HIP graphs; ``graphs`` are in order of time."""
+    """Trace that was recorded while CUDA or HIP graphs were captured. ``graphs`` are these graphs in order of
+    time.
+    """
 
     path: Path
     trace: KinetoTrace

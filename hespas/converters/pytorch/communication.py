@@ -63,7 +63,7 @@ __all__ = [
 
 
 class CommunicationKind(NamedTuple):
-    """A kind of communication: a collective, or the direction of a message."""
+    """Kind of a communication: a collective of some kind, a send, or a receive."""
 
     node: NodeKind
     collective: CollectiveKind = CollectiveKind.UNKNOWN
@@ -215,7 +215,7 @@ Members = tuple[int, ...] | range
 
 
 class ListedGroup(msgspec.Struct, frozen=True, gc=False):
-    """A process group as a trace lists it; empty ``ranks`` means all ranks."""
+    """Process group in the list of a trace. Empty ``ranks`` means all ranks."""
 
     name: str = msgspec.field(default="", name="pg_name")
     ranks: msgspec.Raw = msgspec.Raw(b"")

@@ -100,8 +100,8 @@ class _DeviceNodes:
 
 
 def device_draft(linked: LinkedTrace, name: str, diagnostics: Diagnostics, path: str) -> GraphDraft:
-    """Return the nodes and dependencies of all device work. Device time equals that of the events,
-    to the ns.
+    """Return the nodes and dependencies of all device work. The times of the nodes add up to the device time
+    of the events, to the ns.
     """
     device, host, trace = linked.kineto.device, linked.kineto.host, linked.trace
     host_comms = linked.host_communications()
@@ -171,7 +171,9 @@ def device_draft(linked: LinkedTrace, name: str, diagnostics: Diagnostics, path:
 
 
 class _StorageDataflow(NamedTuple):
-    """Dependencies through storages, and the tensor types of each node."""
+    """Dependencies of nodes through storages (memory of tensors), and the types of the operands and results
+    of each node.
+    """
 
     data: NodeEdges
     order: NodeEdges
@@ -240,8 +242,8 @@ _SYNC_CALLS: MappingProxyType[str, _SyncCall] = MappingProxyType(
 
 
 class _StreamWait(NamedTuple):
-    """Wait of one stream for another: ``queue`` waits for the work that was launched into ``producer`` before
-    ``record_ns``.
+    """Wait of one stream for another. The next work of stream ``queue`` waits for the work that was launched
+    into stream ``producer`` before ``record_ns``.
     """
 
     queue: int

@@ -161,7 +161,9 @@ _MAX_LISTED = 1 << 23
 
 @dataclass(frozen=True, slots=True)
 class TraceRank:
-    """Rank of a trace and the job that it belongs to. ``path`` names the trace in diagnostics."""
+    """Rank whose trace is converted, with the process groups of its job. ``path`` names the trace in
+    diagnostics.
+    """
 
     number: int
     groups: JobGroups

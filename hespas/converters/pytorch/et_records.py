@@ -68,7 +68,7 @@ class EtNode(NamedTuple):
 
 
 class _EtFile(NamedTuple):
-    """Execution trace file. Its nodes are decoded lazily."""
+    """Execution trace file. ``nodes`` decodes each node when it is requested."""
 
     schema: str
     process: str

@@ -47,8 +47,8 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Events:
-    """Columns that every kind of event has; ``process`` and ``thread`` are string rows, because ids may be
-    texts.
+    """Columns that every kind of event has. ``process`` and ``thread`` are rows of the string table, because
+    the ids may be texts.
     """
 
     name_id: SmallIntArray
@@ -86,7 +86,7 @@ class _DeviceEvents(Events):
 
     @property
     def devices(self) -> IntArray:
-        """Numbers of the devices that worked, in order; empty if no event states one."""
+        """Numbers of the devices that ran an event, ascending; empty if no event states one."""
         return np.unique(self.device[self.device >= 0])
 
     @property
@@ -133,7 +133,9 @@ class HostEvents(Events):
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class _LaunchEvents(Events):
-    """Calls of the runtime and the driver; ``kernel_id`` is the kernel that the launch names (0: none)."""
+    """Calls of the CUDA (or HIP) runtime and driver. ``kernel_id`` is the string table row of the kernel name
+    that the call states (0: none).
+    """
 
     correlation: IntArray
     external_id: IntArray
@@ -155,8 +157,8 @@ class _SyncEvents(Events):
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class _Allocations(Events):
-    """Allocations and releases of memory, with the totals after each; ``device_type`` is PyTorch's number
-    (0: CPU).
+    """Allocations and releases of memory. ``allocated`` and ``reserved`` are the totals after each of them.
+    ``device_type`` is PyTorch's number of the kind of device (0: CPU).
     """
 
     bytes: IntArray

@@ -63,7 +63,9 @@ class _RankFiles(NamedTuple):
 
 
 class _RankGraph(NamedTuple):
-    """Graph of a rank with metadata of the run. ``facts`` must be equal on all ranks of a job."""
+    """Graph of a rank, with metadata of the run. ``facts`` are properties of the recording that must agree on
+    all ranks of a job.
+    """
 
     graph: OpGraph
     metadata: Mapping[str, str]

@@ -94,7 +94,9 @@ class CpuRun:
     end_ns: IntArray
 
     def report(self, findings: Findings) -> None:
-        """Report communications on a CPU whose call has no work, or whose work has no call."""
+        """Report communications on a CPU for which the call or the transfer of the data (the work) was not
+        recorded.
+        """
         calls = self.calls
         orphans = int(np.isin(self.works, list(calls.work)).sum())
         alone = sum(work == call for call, work in calls.work.items()) - orphans
@@ -139,7 +141,7 @@ class CpuRun:
 
 
 def host_run(linked: LinkedTrace) -> CpuRun:
-    """Return the events of a run on a CPU only, each with its own time without the calls inside it. O(events
+    """Return the events of a run on a CPU only. The time of an event excludes the calls inside it. O(events
     log events).
     """
     events = linked.events
@@ -202,7 +204,7 @@ def _sequential_starts(thread: IntArray, start_ns: IntArray, own_ns: IntArray) -
 
 
 def works_of(linked: LinkedTrace) -> IntArray:
-    """Return the named ranges that are the work of communications, as rows of all events."""
+    """Return the rows of the named ranges in which communications transfer their data (their works)."""
     note = linked.kineto.annotation
     is_work = mapped(note.name_id, lambda row: linked.kineto.strings[row].startswith(_WORK), np.bool_)
     return len(linked.kineto.host) + np.flatnonzero(is_work)

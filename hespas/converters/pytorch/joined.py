@@ -132,7 +132,9 @@ class _CapturedOperations(NamedTuple):
 
 
 class _ReplayOperations:
-    """Builder that copies captured operations into the trace of the replays, once per replay."""
+    """Builder that copies captured operations into the trace with the replays. For each replay the operations
+    are copied once.
+    """
 
     def __init__(
         self, trace: KinetoTrace, nesting: EventNesting, links: DeviceLinks, captures: Sequence[Capture]
@@ -148,7 +150,9 @@ class _ReplayOperations:
         self.text_rows = [self._text_rows(capture) for capture in captures]
 
     def _text_rows(self, capture: Capture) -> TextRows[int]:
-        """Return a cache that adds a text of the capture to the trace and gives its row there."""
+        """Return a cache that maps text rows of the capture to text rows of the trace. It adds new texts to
+        the trace.
+        """
         strings, add = capture.trace.strings, self.strings.add
         return TextRows[int](lambda row: add(strings[row]))
 

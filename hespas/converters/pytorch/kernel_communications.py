@@ -48,7 +48,9 @@ _RANGE = re.compile(r"(?:nccl|rccl|xccl|ucc):")
 
 
 class _CollectiveFacts(msgspec.Struct, frozen=True, gc=False):
-    """Facts about a collective in the arguments of its kernel, as :mod:`.events` encodes them."""
+    """Properties of a collective that the arguments of its kernel state. :mod:`.events` encodes them
+    as JSON.
+    """
 
     collective: str
     in_elements: int
@@ -95,8 +97,8 @@ _FACTS = msgspec.json.Decoder(_CollectiveFacts)
 
 
 class _RangeCommunication(NamedTuple):
-    """Communication in the name of a range (``nccl:all_to_all``), and the bytes of the range's inputs
-    (NaN: unknown).
+    """Communication that the name of a range states (``nccl:all_to_all``). ``operand_bytes`` is the size of
+    the range's inputs (NaN: unknown).
     """
 
     kind: CommunicationKind

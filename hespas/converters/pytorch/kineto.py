@@ -122,7 +122,9 @@ def read_kineto(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> P
 
 
 def _report_ranks(trace: KinetoTrace, diagnostics: Diagnostics, path: str) -> None:
-    """Report which devices are taken as which ranks, and a missing or impossible rank or number of ranks."""
+    """Report the interpretation of several devices as ranks, and a missing or impossible rank or number of
+    ranks.
+    """
     num_devices = len(trace.device.devices)
     reading = "streams of different devices get different numbers"
     if not is_of_job(trace.header):

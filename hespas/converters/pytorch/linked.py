@@ -34,7 +34,7 @@ _MIN_AGREEMENT = 0.9
 
 
 class HostColumns(NamedTuple):
-    """Columns of host events: operations followed by named ranges."""
+    """Columns of host events: first all operations, then all named ranges. ``key`` numbers the thread."""
 
     name_id: IntArray
     key: IntArray

@@ -46,7 +46,9 @@ def _text(data: bytes) -> bytes:
 
 
 def score_profile(head: Head) -> int:
-    """Score a file by the fields that only PyTorch's profiler writes; other Chrome traces score lower."""
+    """Return the confidence, from 0 to 100, that a file is a profile of PyTorch, from the fields that only
+    its profiler writes.
+    """
     if head.is_directory or _text(head.data)[:1] not in (b"{", b"["):
         return _NO
     num_fields = sum(name in head.data for name in _PROFILE_FIELDS)
@@ -70,7 +72,9 @@ def is_execution_trace(data: bytes) -> bool:
 
 
 def score_execution_trace(head: Head) -> int:
-    """Score an input by its schema and the fields of its nodes, as an execution trace of PyTorch."""
+    """Return the confidence, from 0 to 100, that an input is an execution trace of PyTorch, from its schema
+    and its nodes.
+    """
     if head.is_directory or not is_execution_trace(head.data):
         return _NO
     return _CERTAIN if _SCHEMA.search(head.data) else _LIKELY

@@ -16,7 +16,9 @@ _TOOL = re.compile(rb'\s*\{\s*"rocprofiler-sdk-tool"\s*:\s*\[')
 
 
 def _sniff(head: Head) -> int:
-    """Recognise a database by the names of tables, which may have a suffix per recording."""
+    """Return the confidence that an input is a rocpd database, from the names of its tables, which may have a
+    suffix per recording.
+    """
     from hespas.files.sqlite import has_table
 
     signs = (b"`rocpd_", b'"rocpd_', b"TABLE rocpd_", b"EXISTS rocpd_")
@@ -26,7 +28,9 @@ def _sniff(head: Head) -> int:
 
 
 def _sniff_json(head: Head) -> int:
-    """Score a document: certain if it has the single key that rocprofv3 writes."""
+    """Return the confidence that an input is a document of rocprofv3, certain if it has the single key that
+    rocprofv3 writes.
+    """
     return 97 if not head.is_directory and _TOOL.match(head.data.removeprefix(b"\xef\xbb\xbf")) else 0
 
 

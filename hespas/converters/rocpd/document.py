@@ -41,9 +41,9 @@ class _RuntimeHandle(msgspec.Struct, gc=False):
 
 
 class _CorrelationIds(msgspec.Struct, gc=False):
-    """Ids that join device work to the call that enqueued it.
+    """Ids that device work and the call that enqueued it share.
 
-    ``external`` is the number of a text, or a dict of other facts.
+    ``external`` is the number of a text, or a dictionary of other properties.
     """
 
     internal: int = -1
@@ -80,8 +80,8 @@ class _DispatchRecord(msgspec.Struct, gc=False):
 
 
 class _CountedDispatch(msgspec.Struct, gc=False):
-    """Record of a kernel with performance counters. A document of counters records kernels in this form
-    only.
+    """Record of a kernel that ran with performance counters. If counters were recorded, kernels are recorded
+    only in this form.
     """
 
     dispatch_data: _DispatchRecord
@@ -288,8 +288,8 @@ class _RocprofReader:
         return elements
 
     def _texts_by_number(self, raw: msgspec.Raw, store: Callable[[str], int], name: str) -> dict[int, int]:
-        """Add each text of a list by calling ``store``. Return the results by the number of the text in the
-        file.
+        """Call ``store`` for each text of a list. Return its results by the number of the text in
+        the file.
         """
         blocks = self._blocks(raw, _ENTRIES, name)
         return {entry.key: store(entry.value) for block in blocks for entry in block}

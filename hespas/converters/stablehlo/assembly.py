@@ -173,7 +173,9 @@ def _contractions(node_rows: NDArray[np.int64], signatures: Sequence[StablehloSi
 def _mac_attributes(
     node_rows: NDArray[np.int64], signatures: Sequence[StablehloSignature], strings: StringTableBuilder
 ) -> ExtraTable:
-    """Return the attributes of multiply-accumulate units as rows of the ``extra`` table, as texts (tag 0)."""
+    """Return the attributes about narrow or analogue accumulators of matmuls, as text rows (tag 0) of the
+    ``extra`` table.
+    """
     attributes = [
         {key: text for part in row.cost.contractions for key, text in part.attributes.items()}
         for row in signatures

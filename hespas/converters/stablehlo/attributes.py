@@ -265,8 +265,8 @@ class CostAttributeReader:
         return self._bindings.dialect_of(op.name)
 
     def _precision(self, op: MlirOperation) -> Precision:
-        """Return the precision of the products in an operation, and its attributes of multiply-accumulate
-        units.
+        """Return the precision of a matmul or convolution, and its attributes about narrow or analogue
+        accumulators.
         """
         own = op.attributes
         frontend = own.get(_FRONTEND)

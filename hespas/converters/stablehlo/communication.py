@@ -65,8 +65,8 @@ _PairList = tuple[tuple[int, int], ...]
 
 
 class ProgramCollective(NamedTuple):
-    """Collective of a StableHLO program, with the device ids of the program. ``groups`` None means one group
-    of all devices.
+    """Collective of a StableHLO program. ``groups`` have the ids in the program, and ``mode`` is the meaning
+    of these ids. ``groups`` None means one group of all devices.
     """
 
     kind: CollectiveKind
@@ -102,7 +102,7 @@ Communication = ProgramCollective | ProgramMessage
 
 
 class DeviceMesh(NamedTuple):
-    """Mesh of a program, and the device ids if they are not 0, 1, 2, ...."""
+    """Mesh of a program. ``device_ids`` are its devices (empty: 0, 1, 2, ...)."""
 
     mesh: Mesh
     device_ids: tuple[int, ...] = ()

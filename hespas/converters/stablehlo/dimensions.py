@@ -37,8 +37,8 @@ _MOST_LISTED = 12
 
 
 class _SymbolicDimension(NamedTuple):
-    """Dimension ``?`` of an argument, and the expression that the program gives for it, such as ``2*b`` (may
-    be empty).
+    """Dimension ``?`` of an argument. ``expression`` is the expression that the program states for its
+    extent, such as ``2*b`` (empty: none).
     """
 
     argument: int

@@ -68,7 +68,7 @@ MlirType: TypeAlias = "ir.Type"
 
 
 class MlirUse(Protocol):
-    """Protocol of MLIR's use of a value: the operation that reads it."""
+    """Protocol of one use of an MLIR value: the operation that reads the value."""
 
     @property
     def owner(self) -> MlirView: ...
@@ -122,8 +122,8 @@ class MlirBlock(Protocol):
 
 
 class MlirView(Protocol):
-    """Protocol of an MLIR operation as the Python class of its dialect; ``operation`` is the generic
-    operation.
+    """Protocol of an MLIR operation as an object of the Python class of its dialect. ``operation`` is the
+    same operation without dialect.
     """
 
     @property

@@ -324,7 +324,9 @@ _LONG_WORD = re.compile(rf"\S{{{MAX_QUOTE + 1},}}")
 
 
 def shortened(message: str) -> str:
-    """Return a parser's message with its overlong words (names from the input) cut."""
+    """Return the message of a parser, with overlong words (names from the input) and the whole text
+    shortened.
+    """
     return quoted(_LONG_WORD.sub(lambda word: quoted(word[0]), " ".join(message.split())), _MAX_MESSAGE)
 
 

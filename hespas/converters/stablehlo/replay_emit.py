@@ -267,7 +267,7 @@ class ReplayEmitter:
 
 
 class MatmulShape(NamedTuple):
-    """Matrix product ``batch x (m x k by k x n)``. ``lhs`` and ``rhs`` are codes of element types (-1:
+    """Batched matmul ``batch x (m x k by k x n)``. ``lhs`` and ``rhs`` are codes of element types (-1:
     unknown).
     """
 
@@ -308,8 +308,8 @@ class ReplayNode(NamedTuple):
 
     @property
     def target_flops(self) -> float:
-        """FLOPs that the replay must reach as XLA counts them: without products with padding and dilation
-        zeros, if known.
+        """FLOPs that XLA must count in the replay. If they are known, multiplications with padding and
+        dilation zeros are excluded.
         """
         return self.flops if isnan(self.useful_flops) else self.useful_flops
 

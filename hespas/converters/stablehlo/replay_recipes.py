@@ -92,7 +92,7 @@ def passed_on(node: ReplayNode) -> list[Value]:
 
 
 def unknown_work(node: ReplayNode, name: str) -> list[Value]:
-    """Emit an operation of unknown FLOPs: its known matrix products, and a copy marked with ``name``."""
+    """Emit an operation of unknown FLOPs: its known matmuls, and a copy marked with ``name``."""
     node.emitter.mark(name)
     made = fused_matmuls(node) or synthesised(node)
     position = next((position for position, value in enumerate(made) if value.type.elements), None)
@@ -322,7 +322,7 @@ _MOST_EXCESS = 1.001
 
 
 def single_matmul(node: ReplayNode) -> list[Value] | None:
-    """Emit a matrix product of the first two operands that has one result."""
+    """Emit a matmul of the first two operands that has one result."""
     result = node.result
     if result is None or len(node.contractions) != 1 or len(node.operands) != 2:
         return None
@@ -353,7 +353,7 @@ def _multipliable(left: Tensor, right: Tensor, result: Tensor) -> bool:
 
 
 def _canonical(node: ReplayNode, left: Value, right: Value, element: DType, row: MatmulShape) -> Value:
-    """Emit a matrix product in its simplest shape, ``B x M x K`` by ``B x K x N``."""
+    """Emit a matmul in its simplest shape, ``B x M x K`` by ``B x K x N``."""
     one = node.emitter.reshape(left, (row.batch, row.m, row.k))
     two = node.emitter.reshape(right, (row.batch, row.k, row.n))
     result = Tensor(element, (row.batch, row.m, row.n))
@@ -361,7 +361,7 @@ def _canonical(node: ReplayNode, left: Value, right: Value, element: DType, row:
 
 
 def fused_matmuls(node: ReplayNode) -> list[Value] | None:
-    """Emit the matrix products of a fused operation. Operands of the right size are used for them."""
+    """Emit the matmuls of a fused operation. Operands of the right size are used for them."""
     rows = [row for row in node.contractions if min(row[:4]) > 0]
     if not rows or not _affordable(node, rows):
         return None
@@ -426,8 +426,8 @@ def _bytes_of(code: int) -> int:
 
 
 def _operand(node: ReplayNode, bound: Sequence[Value], count: int, code: int) -> Value:
-    """Return an operand of ``count`` elements. Without one, return an argument of the program that depends on
-    the operands.
+    """Return an operand with ``count`` elements. If there is none, return an argument of the program that is
+    made to depend on the first operand.
     """
     fitting = [value for value in bound if value.type.elements == count and not value.type.is_bool]
     same_type = [value for value in fitting if value.type.element.code == code]

@@ -93,8 +93,8 @@ def _tiles(sharding: str) -> tuple[int, int] | None:
 
 
 class Shardings:
-    """Shardings that occur in a module: mesh axes and tiles. They show if and how the program is
-    partitioned.
+    """Shardings that occur in a module: the mesh axes along which data are split, and the largest number of
+    tiles. From these it is decided if the program is partitioned.
     """
 
     def __init__(self, meshes: Mapping[str, DeviceMesh]) -> None:

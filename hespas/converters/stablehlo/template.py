@@ -35,8 +35,8 @@ Flow = tuple[int, ...]
 
 @dataclass(slots=True, eq=False)
 class TupleFlow:
-    """Value of tuple type, as the producers (flows) of its elements. It is not a Python tuple, so that it
-    differs from a flow.
+    """Producers of a value of tuple type, given by the producers (flows) of its elements. It is not a Python
+    tuple, because that is the type of a flow.
     """
 
     elements: tuple[FlowValue, ...]
@@ -85,8 +85,8 @@ class TemplateRegion(NamedTuple):
 
 
 class LoopSlot(NamedTuple):
-    """Value that a loop carries from one iteration to the next: its initial value, its region, and the nodes
-    that use it.
+    """Value that a loop carries from one iteration to the next (a slot). ``initial`` are the producers of the
+    initial value, ``region`` is the loop, and ``users`` are the nodes that read the value.
     """
 
     initial: FlowValue

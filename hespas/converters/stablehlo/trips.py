@@ -137,8 +137,8 @@ class _AffineValue(NamedTuple):
 
 
 class _ShiftedValue(NamedTuple):
-    """Value that equals another SSA value plus the constant ``added``. It is one step in the search for the
-    origin of a value.
+    """SSA value ``value`` plus the constant ``added``. It is the result of one step of the search for the
+    origin of another value.
     """
 
     value: MlirValue

@@ -57,7 +57,9 @@ _REDUCING = frozenset({"all_reduce", "reduce_scatter", "collective_reduce"})
 
 
 class ModuleContext(NamedTuple):
-    """Objects that the readers of all functions of a module share: tables, diagnostics and options."""
+    """Objects that the readers of all functions of a module have in common: tables, diagnostics and
+    options.
+    """
 
     path: str
     strings: StringTableBuilder

@@ -302,7 +302,9 @@ class _GraphCommunication:
             yield "receiver", (source, rank, tag)
 
     def _members(self, group_set: int, rank: int) -> tuple[int, ...]:
-        """Return the members and the communicator of a rank's group. A group of all ranks has no list."""
+        """Return the members of a rank's group and the communicator. For a group of all ranks the members are
+        not listed.
+        """
         groups = self.graph.group_sets[group_set] if group_set >= 0 else None
         all_ranks = (-1, 0 if groups is None else groups.communicator)
         if groups is None or groups.is_world(self.num_ranks):

@@ -44,7 +44,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TextColumn:
-    """Column with a text per slice: ``rows`` has indices of ``texts``, whose row 0 is the empty text."""
+    """Column with a text per slice: ``rows`` are indices of ``texts``, in which index 0 is the empty text."""
 
     rows: SmallIntArray
     texts: StringTable | tuple[str, ...]
@@ -148,8 +148,8 @@ class SliceChunk:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TrackSet:
-    """Set of parts (such as ranks) that a viewer shows together, the arrows between them, and facts about all
-    of them as text.
+    """Set of parts (such as ranks) that a viewer shows together. ``flows`` are the arrows between all slices,
+    and ``metadata`` texts about the whole set.
     """
 
     name: str

@@ -35,8 +35,8 @@ _RUN_GLOBS = ("plugins/profile/*/*", "profile/*/*")
 
 
 def _sniff(head: Head) -> int:
-    """Score an input as an XLA profile: a file by the name of its first plane, a log directory by its
-    files.
+    """Return the confidence that an input is an XLA profile, from the name of the first plane of a file, or
+    from the files of a log directory.
     """
     if head.is_directory:
         return 90 if _recordings(head.path) else 0

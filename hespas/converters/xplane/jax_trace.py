@@ -54,8 +54,8 @@ _NUMERIC = frozenset((*NUMBERS, *CLOCK))
 
 
 class _JaxEventArgs(msgspec.Struct, gc=False):
-    """Fields of an event's ``args`` that the reader uses, except facts about the operation. The writer quotes
-    numbers.
+    """Fields in the ``args`` of an event that the reader uses, except those about the operation. Numbers may
+    be written as texts.
     """
 
     name: _Value = None
@@ -71,7 +71,9 @@ _Key = tuple[int | str | None, int | str | None]
 
 @dataclass(slots=True)
 class _Thread:
-    """Events of one thread while the file is read block by block; ``rows`` lists the events with facts."""
+    """Events of one thread while the file is read block by block. ``rows`` lists the events with arguments,
+    and ``args`` has the values of these events.
+    """
 
     names: list[int] = field(default_factory=list[int])
     start_ns: list[int] = field(default_factory=list[int])

@@ -112,8 +112,8 @@ class LineKind(IntEnum):
 
 
 class Truth(Enum):
-    """Choice of the lines of a device plane whose events are counted, because several lines record the same
-    work.
+    """Choice of the lines of a device plane whose events are counted. Several lines may record the same work,
+    which must be counted once.
     """
 
     STREAMS = "streams"
@@ -123,7 +123,7 @@ class Truth(Enum):
 
 @dataclass(frozen=True, slots=True)
 class TraceLine:
-    """Thread or stream of an XLA profile (a line) with events; ``number`` is the profiler's id of it."""
+    """Line (thread or stream) of an XLA profile. ``number`` is the profiler's id of the line."""
 
     plane: str
     name: str
@@ -149,7 +149,9 @@ class LineEvents:
     launch: IntArray
 
     def stat(self, name: str) -> IntArray:
-        """Return a column of facts about the device events."""
+        """Return a column of stats of the device events; events without the stat have :data:`ABSENT` or
+        string row 0.
+        """
         missing = ABSENT if name in NUMBERS or name in CLOCK else 0
         return self.stats.get(name, np.full(len(self.device), missing, np.int64))
 

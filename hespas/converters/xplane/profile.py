@@ -83,8 +83,8 @@ _NUMBER_FACTS = ("model_flops", "flops", "bytes_accessed")
 
 @dataclass(frozen=True, slots=True)
 class Modules:
-    """Labels of the programs in a trace: the name, followed by the id if several programs have the same
-    name.
+    """Labels of the programs in a trace. A label is the name of the program, followed by its id if several
+    programs have the same name.
     """
 
     ids: Mapping[str, frozenset[int]]

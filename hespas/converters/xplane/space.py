@@ -99,7 +99,9 @@ def to_integer(text: str) -> int:
 
 @dataclass(slots=True)
 class _StatReader:
-    """Reader of the stats of one plane; their names and shared texts are in the plane's stat metadata."""
+    """Reader of the stats (named values) of the events of one plane. The names, and texts that occur several
+    times, are in the stat metadata of the plane.
+    """
 
     data: Bytes
     strings: StringTableBuilder
@@ -180,7 +182,7 @@ class _StatReader:
         return self.text(int(self.name_start[row]), max(int(self.name_size[row]), 0))
 
     def named_at(self, row: int) -> str:
-        """Return the name of a stat."""
+        """Return the name of a stat as text."""
         return self.data.text(int(self.name_start[row]), max(int(self.name_size[row]), 0))
 
     def text(self, start: int, size: int) -> int:
@@ -249,7 +251,9 @@ class SpaceFacts:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _EventMetadata:
-    """Event metadata of a plane: names, long names where there are any, and stats common to all events."""
+    """Event metadata of a plane. ``name_id`` has the names, ``long_row`` the long names, and ``stats`` the
+    stats that all events with the same metadata share.
+    """
 
     ids: _IdMap
     name_id: IntArray

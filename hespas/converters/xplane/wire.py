@@ -28,8 +28,8 @@ _LARGEST_NUMBER = 1 << 30
 
 
 class Bytes:
-    """Protobuf document as bytes, and as an array with some zero bytes appended, so that reads past the end
-    are safe.
+    """Protobuf document as bytes, and as an array. Zero bytes are appended to the array, so that reads past
+    the end are safe.
     """
 
     __slots__ = ("padded", "raw")

@@ -248,8 +248,8 @@ def find_aten_rule(name: str) -> AtenRule | None:
 
 
 def is_composite(name: str) -> bool:
-    """Return True if an operation has no cost of its own because the operations that it calls are costed
-    instead.
+    """Return True if an operation has no cost of its own, because the costs of the operations that it calls
+    are counted.
     """
     of_user = user_rule(name)
     return name in COMPOSITE if of_user is None else of_user.composite

@@ -62,8 +62,8 @@ def scalar_type(code: int | None) -> DType | None:
 
 
 class Strided(NamedTuple):
-    """Tensor with strides in elements. Strides are None if the trace has none; the tensor then counts as
-    dense.
+    """Tensor with strides in elements. If the trace does not record strides, they are None and the tensor
+    counts as dense.
     """
 
     dtype: DType | None

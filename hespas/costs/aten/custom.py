@@ -53,7 +53,9 @@ _PLUGINS = PluginTable("cost rules", "hespas.costs", {})
 
 @dataclass(frozen=True, slots=True)
 class UserRule:
-    """User's rule for operations whose names contain ``pieces`` in order, with any text between them."""
+    """Cost rule of a user. It applies to operations whose names contain the texts ``pieces`` in order, with
+    any text between them.
+    """
 
     pieces: tuple[str, ...]
     rule: AtenRule
@@ -78,8 +80,8 @@ class UserRule:
 
 @dataclass(frozen=True, slots=True)
 class _FormulaRule:
-    """User's cost rule from one ``[[op]]`` table of a file. ``source`` is the file and the number of the
-    table, for messages.
+    """Cost rule of a user, from one ``[[op]]`` table of a TOML file. ``source`` is the file and the number of
+    the table, for messages.
     """
 
     source: str

@@ -44,7 +44,7 @@ _OF_NUMBERS: dict[str, tuple[int, Callable[..., float]]] = {
 
 
 class _FormulaParser(ExpressionParser[Call]):
-    """Parser of formulas in which names are parts of the arguments of an operation."""
+    """Parser of cost formulas. Names in a formula refer to parts of the arguments of an operation."""
 
     functions = _OF_NUMBERS
 

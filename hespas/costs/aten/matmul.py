@@ -50,7 +50,7 @@ def _product_cost(
     bias_flops: float = 0.0,
     dtype: DType | None = None,
 ) -> AtenCost:
-    """Return the cost of one batched product whose result has the shape ``shape``. A bias is an additional
+    """Return the cost of one batched matmul whose result has the shape ``shape``. A bias is an additional
     input.
     """
     out = dtype or promoted([lhs, rhs])
@@ -165,8 +165,8 @@ def _broadcast(left: tuple[int, ...], right: tuple[int, ...]) -> tuple[int, ...]
 
 
 class _ConvolutionArguments(NamedTuple):
-    """Positions of the arguments of a convolution; -1: the operation has no such argument, and its default
-    applies.
+    """Positions of the arguments of a convolution. With -1 the operation has no such argument, and the
+    default value of that argument applies.
     """
 
     bias: int = -1

@@ -35,7 +35,9 @@ _STEP = re.compile(rf"execute_\d{{1,12}}_context_\d{{1,9}}{_SUMS}_generation_\d{
 
 
 class BatchLengths(NamedTuple):
-    """Sums over the sequences of a batch: queries, keys, squared queries, queries times keys."""
+    """Sums over all sequences of a batch: number of queries, number of keys, squared number of queries, and
+    number of queries times number of keys.
+    """
 
     queries: int
     keys: int

@@ -242,7 +242,7 @@ def softmax(call: Call, source: Strided) -> AtenCost:
 
 @needs(OpClass.NORMALIZATION, 0, 1)
 def softmax_backward(call: Call, grad: Strided, output: Strided) -> AtenCost:
-    """Return the cost of the gradient of a softmax (gradient, output, ...): two products, a sum and a
+    """Return the cost of the gradient of a softmax (gradient, output, ...): two multiplications, a sum and a
     difference per element.
     """
     is_log = "log" in call.name

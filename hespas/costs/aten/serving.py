@@ -201,7 +201,7 @@ def _result_type(call: Call, x: Strided, out: Strided | None, type_at: int) -> D
 @needs(OpClass.NORMALIZATION, 0, 1, 3)
 def _norm_linear(call: Call, x: Strided, weight: Strided, projection: Strided) -> AtenCost | None:
     """Return the cost of ``_LayerNormLinear`` (x, norm weight, norm bias, weight, bias): a norm, then a
-    product.
+    matmul.
     """
     product = _weighted(call, x_at=0, weight_at=3, bias_at=4)
     if not product.results:
@@ -236,7 +236,7 @@ def _route(call: Call, *, logits_at: int, count_at: int = -1, ids_at: int = -1) 
 
 @needs(OpClass.SORT, 0, 1)
 def _sort_tokens(call: Call, weights: Strided, experts: Strided) -> AtenCost:
-    """Return the cost of ``SortTokens`` (weights, experts, count): tokens are counted and sorted by
+    """Return the cost of ``SortTokens`` (weights, experts, count), which counts tokens and sorts them by
     expert.
     """
     places = dense(find_dtype("i32"), (2 * experts.elements,))

@@ -128,7 +128,9 @@ class KernelPattern:
 
 
 def any_of(words: str) -> str:
-    """Return a pattern that matches any of the space-separated ``words``, which are patterns themselves."""
+    """Return a regular expression that matches any of the space-separated ``words``, which are regular
+    expressions, too.
+    """
     return f"(?:{'|'.join(words.split())})"
 
 

@@ -412,8 +412,8 @@ _MANY = 64
 
 
 class _ValueTraits(IntFlag):
-    """Properties of attribute values that distinguish schema versions, for one pair of declared type and
-    tag.
+    """Properties of the values of attributes with one declared type and one protobuf tag. They distinguish
+    schema versions.
     """
 
     ABOVE_ONE = 1

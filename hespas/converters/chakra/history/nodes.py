@@ -85,7 +85,9 @@ class _OldAttributes:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _OldAttributeRows:
-    """Attributes of an old schema in file order, converted to the value fields of the current schema."""
+    """Attributes of an old schema in file order. Their values are already encoded as in the current
+    schema.
+    """
 
     key: NDArray[np.int32]
     field: Bytes
@@ -116,7 +118,9 @@ class _AttributeMessages:
 
 @dataclass(slots=True)
 class _AttributeDecoder:
-    """Decoder of the attributes of one old schema version. Names of attributes become rows of ``keys``."""
+    """Decoder of the attributes of one old schema version. Attribute names are numbered in the table
+    ``keys``.
+    """
 
     version: SchemaVersion
     keys: KeyTable
@@ -474,7 +478,9 @@ _RUN_TIME = tag_of(7, WireType.VARINT)
 
 
 class _AttributePart(NamedTuple):
-    """Values of one attribute for those nodes that have it."""
+    """Values of one attribute of several nodes: node ``node[i]`` has the value ``bits[i]``, of type
+    ``field``.
+    """
 
     node: Longs
     field: AttributeField

@@ -57,7 +57,9 @@ _OLD_FIELDS = frozenset(
 
 
 class JsonMessage(NamedTuple):
-    """Encoded message (metadata or node), and the line of the JSON file on which its object starts."""
+    """Protobuf message (metadata or node) encoded from JSON. ``line`` is the line of the file on which the
+    JSON object starts.
+    """
 
     data: bytes
     line: int
@@ -261,8 +263,8 @@ class _TextObject(NamedTuple):
 
 
 class _ObjectSpans(NamedTuple):
-    """Start and end of the objects in a text, and the position of the bracket that ends their list (-1:
-    none).
+    """Start and end of each JSON object in a text. ``closed`` is the position of the bracket that ends the
+    list of objects (-1: not in this text).
     """
 
     start: list[int]

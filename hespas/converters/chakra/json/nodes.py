@@ -239,12 +239,12 @@ _ZIGZAG = frozenset({ProtoKind.SINT32, ProtoKind.SINT64})
 
 
 class WrongValueError(ValueError):
-    """Error for a value that its field cannot have."""
+    """Error for a JSON value that is not valid for the protobuf field in which it occurs."""
 
 
 def value_bytes(kind: ProtoKind, value: JsonValue) -> bytes:
-    """Return one value in the wire format; texts and bytes have their length in front. Raise
-    `WrongValueError`.
+    """Encode a JSON value as protobuf does, without the tag. Texts and bytes begin with their length. Raise
+    :class:`WrongValueError`.
     """
     match kind:
         case ProtoKind.STRING:

@@ -150,7 +150,9 @@ def read_varints(window: ByteWindow, at: Longs) -> tuple[Words, Longs, Bools | N
 def _with_long(
     window: ByteWindow, at: Longs, value: Words, behind: Longs, long: Longs
 ) -> tuple[Words, Longs, Bools | None]:
-    """Copy ``data`` into a padded buffer and return a window over it."""
+    """Complete the varints ``long`` (indices) of nine or more bytes, of which ``value`` has the first eight.
+    Return the values, the positions after them, and a mask of varints of more than ten bytes.
+    """
     ninth = window.u8[at[long] + 8].astype(np.uint64)
     tenth = window.u8[at[long] + 9].astype(np.uint64)
     goes_on = ninth >= 0x80
@@ -352,7 +354,9 @@ class AttributeColumns:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class IoColumns:
-    """``Node.inputs`` or ``Node.outputs`` of the nodes that have one, ascending in ``node``."""
+    """Inputs (or outputs) of nodes, as the three texts of the message ``IOInfo``. ``node`` has the nodes that
+    have such a message, ascending.
+    """
 
     node: Longs
     values: ByteRows

@@ -43,8 +43,8 @@ _SIGNED32, _UNSIGNED32 = (ProtoKind.INT32, ProtoKind.ENUM), (ProtoKind.UINT32, P
 
 @dataclass(frozen=True, slots=True)
 class Canonical:
-    """Message in the form that protobuf serialisers write, with the number and the tags of unknown fields
-    that were left out.
+    """Message in the form that protobuf serialisers write. Unknown fields are left out: ``unknown_fields`` is
+    their number, and ``unknown_tags`` their tags.
     """
 
     data: bytes
@@ -127,8 +127,8 @@ _KNOWN = {id(spec): _plan(spec) for spec in (NODE, ATTRIBUTE, IO_INFO, GLOBAL_ME
 
 
 class _CanonicalReader:
-    """Parser of one frame that need not be in canonical form. ``base`` is its offset in the file, for error
-    messages.
+    """Parser of one message that need not be in canonical form. ``base`` is the offset of the message in the
+    file, for error messages.
     """
 
     __slots__ = ("base", "data", "path", "unknown", "unknown_tags")

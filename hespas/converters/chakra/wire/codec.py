@@ -222,8 +222,8 @@ class _ReadRequest(NamedTuple):
 
 
 class _OpenedTrace(NamedTuple):
-    """Trace whose first frames have been read. ``schema`` is the name of an older schema, empty for the
-    current one.
+    """Trace whose first messages have been read. ``nodes`` is the first batch of nodes. ``schema`` is the
+    name of an older schema, empty for the current one.
     """
 
     decoder: Decoder | HistoricDecoder
@@ -366,8 +366,8 @@ _IO_TEXTS = ("values", "shapes", "types")
 
 
 class _TraceColumn:
-    """Column that grows as arrays are appended. Capacity grows ahead of use; unused capacity takes no
-    memory.
+    """Column that grows as arrays are appended. It reserves more capacity than it uses; unused capacity takes
+    no physical memory.
     """
 
     __slots__ = ("_room", "size")

@@ -66,7 +66,7 @@ _DAMAGED = "write or download the file again: it is damaged or is not a Chakra t
 
 
 class CutOffError(FormatError):
-    """Error for a file that ends too early; the nodes before its end are complete."""
+    """Error for a file that ends too early. All nodes before its end are complete."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -102,7 +102,7 @@ class FrameBatch:
 
 
 class _PackedTrace:
-    """Gzip stream that returns all bytes before a damaged position, and then raises an error."""
+    """Gzip stream that returns all bytes before the position of a damage, and then raises an error."""
 
     def __init__(self, stream: BinaryIO, path: Path, max_bytes: int | None) -> None:
         self._stream = PackedInput(stream, path, max_bytes, code="ET001")
@@ -297,7 +297,7 @@ def _cut_off(rest: bytes, name: str, offset: int) -> CutOffError:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Metadata:
-    """Metadata frame, the first frame of a file: version label and attributes."""
+    """Content of the metadata message, which is the first one of a file: version label and attributes."""
 
     version: str
     attrs: AttributeColumns

@@ -51,19 +51,19 @@ def _tag(number: int, wire: WireType) -> int:
 
 
 def encode_chunks(columns: EtColumns, chunk_nodes: int = _CHUNK_NODES) -> Iterator[bytes | memoryview[int]]:
-    """Yield a whole file, piece by piece: the metadata frame, then the nodes in order."""
+    """Yield the bytes of a file, piece by piece: the metadata message, then the nodes in order."""
     yield encode_metadata(columns)
     yield from encode_node_chunks(columns, chunk_nodes)
 
 
 def encode_node_chunks(columns: EtColumns, chunk_nodes: int = _CHUNK_NODES) -> Iterator[memoryview[int]]:
-    """Yield the frames of the nodes, in order."""
+    """Yield the encoded nodes (frames: length and message), in order."""
     for start in range(0, len(columns), chunk_nodes):
         yield _encode_nodes(columns.part(start, min(start + chunk_nodes, len(columns)))).data
 
 
 def encode_metadata(columns: EtColumns) -> bytes:
-    """Return the first frame of the file."""
+    """Return the encoded metadata, which is the first message of the file."""
     version = rows(ByteRows.from_text([columns.version]))
     message = [
         *delimited(_tag(1, WireType.BYTES), [version], keep_empty=False),
@@ -290,7 +290,7 @@ def _tagged(
 
 
 def _spans(window: ByteWindow, start: Longs, length: Longs) -> _Tokens:
-    """Return the tokens of the bytes at the given spans: one token per started 16 bytes."""
+    """Return the tokens (pieces of up to 16 bytes) of the bytes at the given spans."""
     counts = (length + (BLOCK - 1)) >> 4
     if len(counts) and int(counts.max()) == 1 and int(counts.min()) == 1:
         return _Tokens(_blocks_at(window, start), length)
@@ -308,7 +308,7 @@ def _blocks_at(window: ByteWindow, at: Longs) -> Words:
 
 
 def rows(content: ByteRows) -> _Tokens:
-    """Return tokens (pieces of encoded bytes) for the given byte rows."""
+    """Return the tokens (pieces of up to 16 bytes) of the given byte rows."""
     return _spans(
         ByteWindow.holding(content.data), content.offsets[:-1] - content.offsets[0], content.lengths
     )

@@ -313,7 +313,9 @@ class WireFields:
 
 
 class _FieldRound(NamedTuple):
-    """One field of each message in ``rows``: its tag, value and content position."""
+    """One field of each message in ``rows``: its tag, its value, and the byte ``at`` which its content
+    begins.
+    """
 
     rows: Longs
     tag: Longs
