@@ -43,6 +43,7 @@ _Model = Annotated[
     Option(
         "Built-in model or model file.",
         metavar="MODEL|FILE.toml",
+        completes="models",
         is_argument=True,
         access="reads",
         is_required=False,

@@ -125,7 +125,13 @@ def _number(help_text: str, panel: str, metavar: str = "N") -> Option:
 
 _Model = Annotated[
     str | Path | Model,
-    Option("Built-in model or model file.", metavar="MODEL|FILE.toml", is_argument=True, is_text=True),
+    Option(
+        "Built-in model or model file.",
+        metavar="MODEL|FILE.toml",
+        completes="models",
+        is_argument=True,
+        is_text=True,
+    ),
 ]
 _Hardware = Annotated[str, hardware_option("Estimate durations on this device (see 'hespas hardware list').")]
 _Engine = Annotated[

@@ -40,7 +40,16 @@ from hespas.graph.hints import (
     parameters_of,
 )
 
-__all__ = ["LISTING", "Call", "command", "device_names", "estimator_names", "format_names", "system_names"]
+__all__ = [
+    "LISTING",
+    "Call",
+    "command",
+    "device_names",
+    "estimator_names",
+    "format_names",
+    "model_names",
+    "system_names",
+]
 
 LISTING = ("json_file", "max_input_bytes", "loudness")
 """Options of all commands that a command without inputs does not have."""
@@ -151,7 +160,7 @@ class Call:
                     continue
                 if declared.option.completes == "estimators":
                     found = estimator_files(*texts)
-                elif declared.option.completes:
+                elif declared.option.completes in {"devices", "systems"}:
                     found = hardware_files(*texts)
                 else:
                     found = [Path(text) for text in texts]
@@ -417,11 +426,19 @@ def format_names(incomplete: str) -> Sequence[str]:
     return _completions(incomplete, converters.format_names())
 
 
+def model_names(incomplete: str) -> Sequence[str]:
+    """Complete the names of built-in language models for a shell."""
+    from hespas.generators import llm
+
+    return _completions(incomplete, llm.model_names())
+
+
 _COMPLETIONS = {
     "devices": device_names,
     "systems": system_names,
     "estimators": estimator_names,
     "formats": format_names,
+    "models": model_names,
 }
 """Names that a shell completes -> the function that lists them."""
 

@@ -246,7 +246,7 @@ REQUIRED = inspect.Parameter.empty
 """Default of an option that must be given."""
 
 Access = Literal["", "reads", "stream", "writes", "document", "folder"]
-_Completed = Literal["", "devices", "systems", "estimators", "formats"]
+_Completed = Literal["", "devices", "systems", "estimators", "formats", "models"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from typer.testing import CliRunner, Result
 
 from hespas._version import __version__
 from hespas.cli import convert, main, terminal, validate
-from hespas.cli.command import device_names, estimator_names, format_names
+from hespas.cli.command import device_names, estimator_names, format_names, model_names
 from hespas.converters import ReadOptions
 from hespas.files.limits import INPUT_BYTES_VARIABLE
 from tests.chakra_messages import reference_messages
@@ -523,6 +523,7 @@ def test_names_are_completed() -> None:
     assert list(device_names("h1")) == ["H100-PCIe", "H100-SXM"]
     assert "composite" in estimator_names("")
     assert list(format_names("stable")) == ["stablehlo"]
+    assert "Llama-3-8B" in model_names("llama-3")
     words = {"COMP_WORDS": "hespas estimate --hardware TPU-v5", "COMP_CWORD": "3"}
     done = subprocess.run(
         [sys.executable, "-c", "from hespas.cli.main import app; app(prog_name='hespas')"],
