@@ -82,8 +82,8 @@ _EXACT_EVENTS = msgspec.json.Decoder(list[ExactEvent])
 class EventTimes:
     """Start and duration of the chosen events in whole ns, shape ``(chosen,)``.
 
-    ``overflowed`` are the rows with an unknown duration, which is 0 here: the written value is null or does
-    not fit 64 bits.
+    ``overflowed`` are the indices of events with an unknown duration, which is 0 here. The duration in the
+    file is null or does not fit 64 bits.
     """
 
     start_ns: IntArray
@@ -96,10 +96,11 @@ def event_times(
 ) -> EventTimes:
     """Return start and duration of the ``chosen`` events.
 
-    ``array`` is the text of all ``events``, which follow ``before`` others in the file ``path``. A duration
-    that does not fit 64 bits of nanoseconds, or ends the event past them, is unknown: unsigned clocks write
-    it for an end before its start, or for an event that never ended. So is null. Raises ``FormatError`` with
-    the event and the field for any other time that is not a number or too large.
+    ``array`` is the JSON text of all ``events``, which follow ``before`` others in the file ``path``. The
+    duration of an event is unknown if it is null, or if the duration or the end does not fit 64 bits of
+    nanoseconds. Profilers with unsigned clocks write such numbers for an end before its start, or for an
+    event that never ended. Raises ``FormatError`` with the event and the field for any other time that is not
+    a number or too large.
     """
     start_ns = _whole([events[row].ts for row in chosen])
     duration_ns = _whole([events[row].dur for row in chosen])
@@ -242,8 +243,8 @@ class EventStream:
 
     After the last block, ``header`` is the JSON document without its events. ``repairs`` counts the repairs
     by key of :data:`REPAIRS`. With ``recover``, invalid parts are omitted. A truncated file then yields its
-    complete events, ``repairs["cut"]`` counts the bytes after them, and ``header`` is the part before the
-    events.
+    complete events, ``repairs["cut"]`` is the number of bytes after them, and ``header`` is the part before
+    the events.
 
     Without ``recover``, ``FormatError`` states the byte of the decompressed text at which the JSON ends or is
     invalid. A second list of events is an error.
@@ -328,9 +329,9 @@ class EventStream:
     def _block(self, text: bytes) -> tuple[int, int, Block | None]:
         """Find the complete events at the start of a text.
 
-        Return the position after the last one, the position at which the list of events ends (-1: not in this
-        text), and the events (None: none). A quick search suggests the position; the parser confirms it,
-        because it accepts only complete elements.
+        Return the position after the last complete event, the position at which the list of events ends (-1:
+        not in this text), and the events (None: none). A quick search suggests the first position. The parser
+        confirms it, because it accepts only complete events.
         """
         likely = likely_cut(text)
         if likely:

@@ -35,9 +35,11 @@ _RANKS = msgspec.json.Decoder(list[int])
 
 
 class CommKey(NamedTuple):
-    """Common key of the ranks of one communication.
+    """Key by which the communication of several ranks is matched: all ranks of one communication have the
+    same ``group``, ``kind`` and ``number``.
 
-    ``number`` is -1 for matching by order; ``side`` is 1 for a sender, 0 for a receiver, -1 for a collective.
+    ``number`` is the sequence number in the group; with -1 communication is matched by order. ``side`` is 1
+    for a sender, 0 for a receiver, -1 for a collective.
     """
 
     group: str
@@ -50,8 +52,9 @@ class CommKey(NamedTuple):
 class MatchedComms:
     """Communication of several profiles; columns of shape ``(communications,)``.
 
-    ``profile`` is the position of the profile, ``event`` the row in it. ``instance`` numbers the matched
-    operations (-1: no other rank has it); ``sends`` is the side of a message.
+    ``profile`` is the index of the profile, ``event`` the event in the profile. ``instance`` numbers the
+    matched communications (-1: no other rank has it). ``sends`` is 1 for a sender, 0 for a receiver, -1 for a
+    collective.
     """
 
     profile: IntArray
@@ -61,9 +64,10 @@ class MatchedComms:
     sends: IntArray
 
     def pairs(self) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
-        """Return the rows to connect by arrows.
+        """Return the pairs of rows to connect by arrows, as two lists: for collectives and for messages.
 
-        These are the members of each collective by rank, and the sender and receiver of each message.
+        The members of a collective are connected in order of rank, and the sender of a message with its
+        receiver.
         """
         order = np.lexsort((self.rank, self.instance))
         order = order[self.instance[order] >= 0]
@@ -112,9 +116,10 @@ def match_profiles(profiles: Sequence[Profile]) -> MatchedComms:
 
 
 def comm_key(kind: str, group: str, ranks: str, rank: int, number: int) -> CommKey:
-    """Return the key of one communication of ``rank`` in its ``group`` (of the ``ranks`` in a JSON list).
+    """Return the matching key of one communication of ``rank``. ``group`` is the name of its process group,
+    and ``ranks`` the JSON list of the ranks in that group.
 
-    ``number`` is its sequence number in the group (-1: not recorded).
+    ``number`` is the sequence number of the communication in the group (-1: not recorded).
     """
     side = 1 if kind.lower() in _SENDS else 0 if kind.lower() in _RECEIVES else -1
     if side < 0:
@@ -138,7 +143,7 @@ class CommMatches(NamedTuple):
     """Result of matching communication across ranks.
 
     ``instance`` numbers the matched operations (-1: no other rank has the operation). Rows ``unlike[i]`` and
-    ``others[i]`` have the same position on two ranks but differ in kind or size, so they do not match.
+    ``others[i]`` have the same position on two ranks but differ in kind or size, so they are not matched.
     """
 
     instance: IntArray
@@ -155,8 +160,8 @@ def match_comms(rank: Sequence[int], keys: Sequence[CommKey], size_bytes: Sequen
     """Match the communication of several ranks. Rows are in the order of time.
 
     Operations with equal sequence numbers match in the order of time, unless they differ in kind or size.
-    Operations without sequence numbers match by position, and only if the sizes at all positions are equal: a
-    difference shows that the ranks recorded different steps.
+    Operations without sequence numbers match by position, and only if the sizes at all positions are equal. A
+    difference in size shows that the ranks recorded different steps.
     """
     of_key: dict[tuple[str, str | int], dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
     for row, key in enumerate(keys):
@@ -183,8 +188,8 @@ def match_comms(rank: Sequence[int], keys: Sequence[CommKey], size_bytes: Sequen
 
 
 def _unlike(together: Sequence[int], keys: Sequence[CommKey], size_bytes: Sequence[float]) -> int:
-    """Return the first of the rows ``together`` whose kind or size differs from the first row; -1 for none.
-    These rows, of several ranks, would match otherwise.
+    """Return the first of the rows ``together`` whose kind or size differs from the first row; -1 if they all
+    agree. The rows are operations of several ranks that match by number or position.
     """
     first = together[0]
     kind, size = _letters(keys[first].kind), size_bytes[first]
@@ -213,9 +218,10 @@ def clock_shifts(
 ) -> dict[int, float]:
     """Return the shift of each clock [ns] that aligns it with the earlier clocks.
 
-    After the shift, the median difference between the ends of matched operations is 0. ``clock`` is the clock
-    of each row, ``instance`` its matched operation (-1: none) and ``end_ns`` its end. ``first_ns`` is the
-    first time of each clock: a clock without matches to earlier clocks is shifted to start at 0.
+    After the shift, the median difference between the ends of matched operations is 0. Each row is an
+    operation: ``clock`` is its clock, ``instance`` the matched operation (-1: none) and ``end_ns`` its end.
+    ``first_ns`` is the first time of each clock. A clock without matches to earlier clocks is shifted to
+    start at 0.
     """
     shifts: dict[int, float] = {}
     ended: dict[int, float] = {}

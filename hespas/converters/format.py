@@ -63,11 +63,11 @@ def lazily(target: str) -> Callable[..., Any]:
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """Start of an input, enough to recognise its format.
+    """Start of an input, from which its format is recognised.
 
-    ``data`` is the first 64 KiB after transparent gunzip (``""`` for a directory); ``suffixes`` are the
-    suffixes of the name without ``.gz`` (``(".mlir",)``); ``names`` are a directory's file names, sorted, at
-    most 1,000.
+    ``data`` is the first 64 KiB, decompressed if gzipped (``""`` for a directory). ``suffixes`` are the
+    suffixes of the file name without ``.gz`` (``(".mlir",)``). ``names`` are the file names in a directory,
+    sorted, at most 1,000.
     """
 
     path: Path
@@ -205,17 +205,18 @@ class ReadOptions:
     """Options for reading. ``lenient`` readers record structural faults as diagnostics and continue if
     possible.
 
-    ``num_devices`` sets the number of ranks if the input does not state it (None: as the input states), and
-    ``num_replicas`` the number of replicas among them, the others being partitions of each. ``version`` is
-    the version of the format if the input does not show it (empty: detect; one of ``Format.read_versions``).
-    ``recover`` keeps the complete records before a truncation and other repairable data, and reports their
-    number. ``comm_groups`` is the file of process groups (None: the file next to the input).
-    ``default_dtype`` is the element type of computations that state none (empty: unknown). ``run_time_unit``
-    is the unit of times in old schemas without one (empty: the reader's default). ``dims`` are the extents of
-    a program's symbolic dimensions, by name or by position (``arg0.1``). ``capture`` are traces of the
-    capture of CUDA graphs that a trace of PyTorch's profiler replays, or folders of them. ``locations`` keeps
-    source locations, at a cost. ``max_bytes`` bounds the decompressed size. ``progress(done, total)`` is
-    called from time to time on long work.
+    ``num_devices`` sets the number of ranks if the input does not state it (None: as the input states).
+    ``num_replicas`` is the number of replicas into which these ranks are divided; the ranks of a replica are
+    its partitions. ``version`` is the version of the format if the input does not show it (empty: detect; one
+    of ``Format.read_versions``). ``recover`` keeps the complete records before a truncation and other
+    repairable data, and reports their number. ``comm_groups`` is the file of process groups (None: the file
+    next to the input). ``default_dtype`` is the element type of computations without a stated type (empty:
+    unknown). ``run_time_unit`` is the unit of times in old schemas that do not define one (empty: the
+    reader's default). ``dims`` are the extents of a program's symbolic dimensions, by name or by position
+    (``arg0.1``). ``capture`` are traces in which CUDA graphs were captured, or folders of such traces; they
+    describe the graphs that a trace of PyTorch's profiler replays. ``locations`` includes source locations,
+    which takes longer. ``max_bytes`` bounds the decompressed size. ``progress(done, total)`` is called from
+    time to time on long work.
     """
 
     lenient: bool = False
@@ -237,15 +238,15 @@ class ReadOptions:
 class WriteOptions:
     """Options for writing. ``ranks`` selects the ranks to write (None: all, in order).
 
-    ``name`` is the first part of file names inside a directory (empty: the value's name). ``directory``
-    states that the user named a directory. ``version`` is the version of the format to write (empty: the
-    newest; one of ``Format.write_versions``). ``jobs`` bounds threads. The destination of a writer never
-    exists: the caller passes a temporary name and renames it when the writer is done.
+    ``name`` is the first part of file names inside a directory (empty: the value's name). ``directory`` is
+    True if the user named a directory. ``version`` is the version of the format to write (empty: the newest;
+    one of ``Format.write_versions``). ``jobs`` is the maximum number of threads. The destination of a writer
+    never exists: the caller passes a temporary name and renames it when the writer is done.
 
-    The other options apply to formats that write ``in_parts``. ``only_classes`` writes one file per rank
-    class, with a map of all ranks. ``shard`` is (i, n): the i-th, from 1, of n contiguous shares of the
-    ranks. ``resume`` continues in a folder of an interrupted run: the destination may exist, and complete
-    files in it stay. ``cluster`` is the address of a dask scheduler whose workers write the files.
+    The other options apply to formats with ``in_parts``. ``only_classes`` writes one file per rank class,
+    with a map of all ranks. ``shard`` is (i, n): the ranks are divided into n contiguous shares, and share i,
+    from 1, is written. ``resume`` continues in a folder of an interrupted run: the destination may exist, and
+    complete files in it stay. ``cluster`` is the address of a dask scheduler whose workers write the files.
     """
 
     ranks: range | None = None
@@ -262,23 +263,26 @@ class WriteOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Format:
-    """Format of files. ``sniff`` scores 0 (no) to 100 (certain) by content; None if content cannot show it.
+    """File format, with its reader and writer. ``sniff`` scores the content of a file from 0 (not this
+    format) to 100 (certain); None if the content cannot show the format.
 
     A ``never_json`` format is skipped for JSON documents, so that its code need not be loaded.
 
     ``read`` raises ``FormatError`` (malformed), ``UnsupportedError`` or ``MissingExtraError``. ``write`` gets
     a path that does not exist and creates a file, or a directory if ``writes_directory(value, options)``.
-    ``copy`` makes an intact file of a damaged one of the same format without other changes. ``profiles``
-    states that the format holds a ``Profile`` and not a ``Workload``. Operations of a format that is not
-    ``timed`` have no durations, so none are estimated for it. A format that writes ``in_parts`` takes the
-    options of :class:`WriteOptions` for that. A ``flat`` format has no loops, branches or zero-cost
+    ``copy`` makes an intact file of a damaged file of the same format without other changes. ``profiles`` is
+    True if the format holds a ``Profile`` and not a ``Workload``. ``timed`` is False if operations of the
+    format have no durations, so that none are estimated for it. ``in_parts`` is True if the writer supports
+    the options of :class:`WriteOptions` for that. A ``flat`` format has no loops, branches or zero-cost
     operations: callers unroll and fold before they write. ``read_versions`` and ``write_versions`` list the
-    valid versions, oldest first; empty for a format with one. ``losses`` declares the data that a written
-    file does not keep: a finding's code -> its columns (``contractions`` means all columns of that table,
-    ``*`` any); under ``""`` are columns that the format never holds, without a finding. ``hespas-validate
-    roundtrip`` checks writers against it. ``extra`` names the optional dependencies of its functions.
-    ``as_workload`` names the format that reads such a file as a workload, if ``read`` returns a profile.
-    ``empty_code`` is the rule of ``hespas-validate check`` that an empty file breaks.
+    valid versions, oldest first; empty for a format with one version.
+
+    ``losses`` declares the data that a written file does not hold. It maps the code of a finding to columns
+    (``contractions`` means all columns of that table, ``*`` any). The key ``""`` has the columns that the
+    format never holds, without a finding. ``hespas-validate roundtrip`` checks writers against it. ``extra``
+    names the optional dependencies of the functions. ``as_workload`` names the format that reads the same
+    file as a workload, if ``read`` returns a profile. ``empty_code`` is the rule of ``hespas-validate check``
+    that an empty file breaks.
     """
 
     name: str
@@ -328,7 +332,7 @@ def warn_of_whole_job(workload: Workload, form: str, path: Path, diagnostics: Di
     """Warn if a workload comes from a sharded program that was not partitioned, and return the workload.
 
     The reader of the program gave the same warning, but users of a converted file have not seen it. ``form``
-    is the name of the converted file's format.
+    is the name of the format of the converted file.
     """
     parts = workload.metadata.get(WHOLE_JOB, "")
     if parts:

@@ -119,8 +119,8 @@ _HINT = "https://github.com/astra-sim/astra-sim/tree/ASTRA-sim-1.0/inputs/worklo
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """One phase of a layer: its computation time, and its collective. ``kind`` is the kind of collective
-    (None: the phase has none).
+    """One phase of a layer: a computation of ``cycles``, followed by a collective. ``kind`` is the kind of
+    the collective (None: the phase has none), and ``size_bytes`` its size.
     """
 
     cycles: int
@@ -146,12 +146,12 @@ class Layer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextWorkload:
-    """Parsed file.
+    """Parsed text workload of ASTRA-sim.
 
-    ``model_ranks`` ranks share one copy of the model (-1: not stated). ``last_bottom_layer`` is the layer
-    that joins the embedding (-1: not stated). ``checkpoints`` are layers whose input is saved. Before the
-    backward pass of a layer in ``initiates``, the layers from the last checkpoint on run forward again.
-    ``rest`` counts words after the last layer.
+    ``model_ranks`` ranks share one copy of the model (-1: not stated). ``last_bottom_layer`` is the number of
+    the layer that joins the embedding (-1: not stated). ``checkpoints`` has the numbers of layers whose input
+    is saved. ``initiates`` has the numbers of layers before whose backward pass the layers from the last
+    checkpoint on run forward again. ``rest`` counts words after the last layer.
     """
 
     policy: ParallelismPolicy
@@ -317,8 +317,9 @@ def _phase(words: _Words, name: str) -> Phase:
 
 @dataclass(frozen=True, slots=True)
 class ParallelGroups:
-    """Group set of each role. ``num_ranks`` comes from the user if ``is_stated``, else it is the smallest
-    number that the file allows. ``sets`` lacks roles that depend on the network.
+    """Group set of each role (the parallelism that a collective serves). ``num_ranks`` comes from the user if
+    ``is_stated``. Otherwise it is the smallest number of ranks that the file allows. ``sets`` lacks roles
+    whose groups depend on the network.
     """
 
     num_ranks: int
@@ -329,9 +330,10 @@ class ParallelGroups:
     def of(cls, text: TextWorkload, num_devices: int | None, path: str) -> ParallelGroups:
         """Build the groups of a workload over ``num_devices`` ranks (None: unknown).
 
-        If the policy has the size of a copy of the model, the ranks of a copy are neighbours. Raises
-        :class:`UsageError` if that size does not divide the number of ranks, or for more than 2**24 ranks;
-        :class:`UnsupportedError` if the file has more than 2**24.
+        If the policy states the number of ranks that share a copy of the model, these ranks have consecutive
+        numbers. Raises :class:`UsageError` if that number does not divide the number of ranks, or if
+        ``num_devices`` is above 2**24. Raises :class:`UnsupportedError` if more than 2**24 ranks share a
+        copy.
         """
         sharded = text.policy in TRANSFORMERS
         inner = text.model_ranks if sharded else 1

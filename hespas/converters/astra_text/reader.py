@@ -76,7 +76,7 @@ class _LayerEmitter:
     def collective(
         self, layer: Layer, name: str, phase: Phase, role: Role, after: Sequence[int]
     ) -> list[int]:
-        """Add the collective of a phase, and the update of the layer that follows it.
+        """Add the collective of a phase, and after it the update of the layer's weights.
 
         Return the nodes for which the next phase waits: the last added node, or ``after`` if no collective
         runs.
@@ -131,10 +131,11 @@ class _LayerEmitter:
 
 
 def read_astra_text(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> Workload:
-    """Read a file; ``options.num_devices`` sets the number of ranks, which the format lacks.
+    """Read a text workload of ASTRA-sim. ``options.num_devices`` sets the number of ranks, which the format
+    lacks.
 
-    A cycle is 1 ns. Groups that depend on the network are unknown (treated as all ranks) and reported. Raises
-    :class:`FormatError`, :class:`UnsupportedError` and :class:`UsageError`.
+    A cycle is 1 ns. Groups that depend on the network are unknown: they are reported and treated as all
+    ranks. Raises :class:`FormatError`, :class:`UnsupportedError` and :class:`UsageError`.
     """
     data = read_bytes(path, min(options.max_bytes, limits().text_workload_bytes))
     try:
@@ -202,16 +203,17 @@ def _inference(text: TextWorkload, emitter: _LayerEmitter) -> None:
 
 
 def _data_parallel(text: TextWorkload, emitter: _LayerEmitter) -> None:
-    """Add the graph of data-parallel training: both passes. In the backward pass the weight gradient of a
-    layer comes first, and its collective overlaps with later work.
+    """Add the forward and the backward pass of data-parallel training. In the backward pass, each layer first
+    computes its weight gradient, whose collective overlaps with later work.
     """
     outputs = _forward(text, emitter, range(len(text.layers)))
     _weights_first(text, emitter, outputs[-1])
 
 
 def _recommendation(text: TextWorkload, emitter: _LayerEmitter) -> None:
-    """Add both passes as in data parallelism. The all-to-all of the embedding (layer 0) overlaps with the
-    bottom layers, the all-to-all of its gradient with their backward pass.
+    """Add the forward and the backward pass of a recommendation model, as in data parallelism. The all-to-all
+    of the embedding (layer 0) overlaps with the forward pass of the bottom layers. The all-to-all of the
+    embedding's gradient overlaps with their backward pass.
     """
     outputs: list[int] = []
     embedding: list[int] = []
@@ -243,7 +245,8 @@ def _weights_first(
     """Add a backward pass in which each layer computes its weight gradient before its input gradient.
 
     Only weight gradients are communicated. The first layer has no input gradient. ``gradient`` are the nodes
-    that computed the gradient of the output. ``behind(layer, node)`` is called after each input gradient.
+    that compute the gradient of the model's output. ``behind(layer, node)`` is called after each input
+    gradient.
     """
     for number in reversed(range(len(text.layers))):
         layer = text.layers[number]
@@ -259,11 +262,11 @@ def _weights_first(
 
 
 def _model_parallel(text: TextWorkload, emitter: _LayerEmitter) -> None:
-    """Add both passes. Backward, a layer's input gradient comes first, and its collective overlaps with the
-    weight gradient.
+    """Add the forward and the backward pass of model parallelism. In the backward pass, each layer first
+    computes its input gradient, whose collective overlaps with the computation of the weight gradient.
 
     Only transformers exchange the input gradient of the first layer. The order is that of release 1.0 of
-    2023; until 2022 transformers waited for the input gradient before the weight gradient.
+    ASTRA-sim (2023). Until 2022, transformers waited for the input gradient before the weight gradient.
     """
     outputs = _forward(text, emitter, range(len(text.layers)))
     gradient, follows = outputs[-1], list[int]()
@@ -294,7 +297,8 @@ def _forward(
     needs: Sequence[int] = (),
     follows: Sequence[int] = (),
 ) -> list[list[int]]:
-    """Add the forward pass of the layers ``numbers``; each waits for the collective of the layer before.
+    """Add the forward pass of the layers ``numbers``. Each layer waits for the collective of the previous
+    layer.
 
     Return, for each layer, the nodes for which the next layer waits.
     """

@@ -73,8 +73,9 @@ class Strings(NamedTuple):
 
 
 class Assembled(NamedTuple):
-    """Finished attributes. ``slot`` has one entry per attribute row: the number of the variable of
-    :class:`.from_graph.RankVariables` whose value the row holds, -1 if the value does not depend on the rank.
+    """Attributes in file order. ``slot`` has one entry per attribute row. It is the number of the
+    rank-dependent variable (see :class:`.from_graph.RankVariables`) whose value the row holds, or -1 if the
+    value is the same on all ranks.
     """
 
     attrs: AttributeColumns
@@ -82,9 +83,9 @@ class Assembled(NamedTuple):
 
 
 class _AttributeRows(NamedTuple):
-    """Attribute rows in the order in which they were added. ``generated`` rows were computed from the graph;
-    the other rows were preserved from a trace. A string has ``start`` and ``length`` in the buffers. Other
-    values are in ``bits``, with ``length`` -1.
+    """Attribute rows in the order in which they were added. ``generated`` marks rows that were computed from
+    the graph; the other rows were preserved from a trace. The value of a string or list is a span of the byte
+    buffers, from ``start`` with ``length``. Any other value is in ``bits``, with ``length`` -1.
     """
 
     node: Longs
@@ -112,8 +113,8 @@ def _flags(count: int, value: bool) -> Bools:
 
 
 class Assembly:
-    """Attributes of the Chakra nodes of a file, collected by attribute name. Attributes that are added first
-    come first within a node.
+    """Collection of the attributes of all nodes of a file, which are added one attribute name at a time and
+    then sorted by node. The attributes of a node are written in the order in which they were added.
     """
 
     def __init__(self, nodes: int) -> None:
@@ -146,9 +147,10 @@ class Assembly:
         optional: Bools | None = None,
         implied: Bools | None = None,
     ) -> None:
-        """Add an integer attribute. Rows marked in ``optional`` are written only if the node has a layout
-        that contains the attribute. Rows marked in ``implied`` are not written if the node has a layout
-        without the attribute (see :class:`Layouts`).
+        """Add an integer attribute for several nodes: node ``node[i]`` gets ``value[i]``. A layout is the
+        list of a node's attributes in the trace that was read (see :class:`Layouts`). Rows marked in
+        ``optional`` are written only if the node has a layout with the attribute. Rows marked in ``implied``
+        are omitted if the node has a layout without the attribute.
         """
         part = self._part(name, kind, node, slot)
         no = part.optional
@@ -197,15 +199,17 @@ class Assembly:
         self, node: Longs, key: NDArray[np.int32], kind: Bytes, bits: Words, span: tuple[Longs, Longs]
     ) -> None:
         """Add attributes that were preserved from a trace. They follow all generated attributes of a node.
-        ``span`` is start and length in the buffers; the length is -1 if the value is in ``bits``.
+        ``span`` has the start and the length of each value in the byte buffers. The length is -1 if the value
+        is in ``bits``.
         """
         count = len(node)
         order, no = _VERBATIM + np.arange(count, dtype=np.int64), _flags(count, False)
         self._parts.append(_AttributeRows(node, key, kind, bits, *span, order, _same(count, -1), no, no, no))
 
     def finish(self, layouts: Layouts, docs: tuple[Longs, NDArray[np.int32], ByteRows]) -> Assembled:
-        """Return all attributes, sorted by node. ``docs`` are doc strings as (node, name number, text); each
-        belongs to the first attribute of that name on that node.
+        """Return all attributes, sorted by node. ``docs`` are doc strings (documentation texts of attributes)
+        as node, index of the attribute name, and text. Each belongs to the first attribute of that name on
+        that node.
 
         Memory: 80 bytes per row while it runs, 20 afterwards.
         """
@@ -255,8 +259,8 @@ def _place_docs(
 
 
 def _apply(layouts: Layouts, whole: _AttributeRows, names: dict[str, int], nodes: int) -> Bools:
-    """Give the attributes of nodes with a layout the order and the integer types of that layout. Return a
-    mask of the rows to write.
+    """Restore the order and the integer types that attributes had in the trace that was read, for nodes with
+    a layout. Return a mask of the rows to write.
     """
     written = ~whole.optional
     layout_of = np.full(nodes, -1, np.int64)

@@ -56,10 +56,11 @@ def write_on_cluster(
     *,
     progress: Callable[[int], None] | None = None,
 ) -> TraceAccount:
-    """Write rank files like :func:`write_ranks`, on the workers of the scheduler at ``address``.
+    """Write rank files as :func:`write_ranks` does, on the workers of the dask scheduler at ``address``.
 
     Raises :class:`MissingExtraError` without dask.distributed, :class:`UsageError` if no scheduler answers,
-    :class:`OutputError` if no worker can write a share, and ``UnsupportedError`` if inputs are untrusted.
+    :class:`OutputError` if no worker can write its share of the files, and ``UnsupportedError`` if inputs are
+    untrusted.
     """
     refuse_in_untrusted("`cluster` runs code from a scheduler")
     if not _ADDRESS.match(address):  # the library would retry forever

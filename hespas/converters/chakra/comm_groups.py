@@ -89,9 +89,9 @@ def _is_id(name: str) -> bool:
 def read_groups(
     folder: Path, name: str, faults: Faults, chosen: Path | None = None, *, trace: Path | None = None
 ) -> tuple[NamedGroups, bytes]:
-    """Return the process groups for traces called ``name`` in a folder, and the content of their file. Both
-    are empty without such a file. ``chosen`` is the file that the user named, ``trace`` the trace that is
-    read.
+    """Return the process groups for the traces called ``name`` in ``folder``, and the content of the file
+    that lists them. Both are empty if there is no such file. ``chosen`` is the file that the user named
+    (None: search the folder), and ``trace`` the trace that is read.
     """
     usual = folder / FILE_NAME
     path = chosen
@@ -166,9 +166,9 @@ def parse_groups(data: bytes, faults: Faults) -> NamedGroups:
 
 
 def groups_of_metadata(texts: Iterable[bytes]) -> tuple[bytes, set[str]]:
-    """Return the process groups listed by METADATA nodes of a PyTorch trace, as the content of a
-    ``comm_group.json``, and the names of groups that contain all ranks. ``texts`` are the values of these
-    nodes' inputs.
+    """Return the process groups that METADATA nodes of a PyTorch trace list, in the JSON format of
+    ``comm_group.json``. Also return the names of the groups that contain all ranks. ``texts`` are the input
+    values of these nodes.
     """
     import msgspec
 
@@ -201,12 +201,11 @@ _MOST_MEMBERS = 1 << 24
 
 
 class GroupIds(NamedTuple):
-    """Process group ids of a workload. Groups of ``comm_group.json`` keep their ids in ``listed``. All other
-    groups get consecutive new ids, one range per group set that starts at ``base[group_set]``. ``listing`` is
-    the content of ``comm_group.json``, empty if it is absent or faulty.
+    """Process group ids of a workload. Groups from a ``comm_group.json`` that was read (``listed``) have the
+    ids of that file. All other groups get new consecutive ids: group ``i`` of a group set has the id
+    ``base[group_set] + i``. ``listing`` is the content of that file, empty if it is absent or faulty.
 
-    The id of a group is computed from its group set, so that writing one rank does not need a list of all
-    groups.
+    Ids of new groups are computed, so that writing the trace of one rank needs no list of all groups.
     """
 
     listed: dict[int, list[int]]
@@ -237,8 +236,8 @@ class GroupIds(NamedTuple):
         return cls(listed, listing, base, workload.num_ranks, by_members)
 
     def are_idle(self, groups: GroupSet, ranks: IntArray) -> BoolArray:
-        """Return a mask of the ranks on which a collective over these groups does nothing: the rank has no
-        group, or is alone in a group that the trace did not name.
+        """Return a mask of the ``ranks`` on which a collective over the group set ``groups`` does nothing.
+        Such a rank belongs to no group, or is alone in a group that the trace did not name.
         """
         group = groups.groups_of(ranks)
         if groups.max_group_size > 1 and groups.group_size != -1:
@@ -251,8 +250,8 @@ class GroupIds(NamedTuple):
         return np.array(idle, np.bool_)[which.reshape(-1)]
 
     def _known(self, groups: GroupSet, group: int) -> int:
-        """Return the id that ``comm_group.json`` gives to a group; -1 if the file that was read does not list
-        the same ranks in the same order.
+        """Return the id of a group in the ``comm_group.json`` that was read. It is -1 if the file does not
+        list a group with the same ranks in the same order.
         """
         if not self.by_members:
             return -1
@@ -263,8 +262,8 @@ class GroupIds(NamedTuple):
         return number if number >= 0 and self.listed[number] == members else -1
 
     def numbers(self, groups: GroupSet, ranks: IntArray) -> IntArray:
-        """Return the group id of each rank. It is -1 for a rank without a group, and for all ranks if the
-        group is the default group of all ranks, which needs no id.
+        """Return the id of the group of each rank in the group set ``groups``. It is -1 for a rank without a
+        group. It is -1 for all ranks if the group is the default group of all ranks, which needs no id.
         """
         group = groups.groups_of(ranks)
         fresh = -1 if self._is_unnamed(groups) else self.base[groups] + group
@@ -320,7 +319,7 @@ class GroupIds(NamedTuple):
 
     def document(self) -> bytes:
         """Return the content of ``comm_group.json``: the groups read from a trace, and all groups with a new
-        id that have more than one rank. Without new ids the content is the file that was read.
+        id that have more than one rank. If no group has a new id, return the file that was read unchanged.
         """
         listed: dict[int, Sequence[int]] = dict(self.listed)
         for groups, base in self.base.items():
@@ -336,7 +335,7 @@ class GroupIds(NamedTuple):
 
 def check_listing(workload: Workload, *, alone: bool) -> None:
     """Raise ``UnsupportedError`` if a group has ranks outside the job, or if the groups are too large for
-    ``comm_group.json``. With ``alone`` only the groups of one rank are written.
+    ``comm_group.json``. ``alone`` states that one rank is written, so that only groups of that rank count.
     """
     count, listed = workload.num_ranks, 0
     for number, groups in enumerate(workload.group_sets):

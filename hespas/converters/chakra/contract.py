@@ -208,8 +208,8 @@ LAYOUT_KEY = "chakra.layout"
 
 
 class Tag:
-    """Kind of a row in a graph's ``extra`` table, which decides the meaning of its value. For a preserved
-    attribute it is the protobuf field number of the value (3..32).
+    """Kind of a row in a graph's ``extra`` table, which determines how the value of the row is read. For an
+    attribute that was preserved from a trace, it is the protobuf field number of the value (3 to 32).
     """
 
     TEXT = 0
@@ -234,8 +234,9 @@ _UNSIGNED = (AttributeField.UINT64, AttributeField.FIXED64)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AttributeValues:
-    """Values of one attribute, in ascending order of nodes: ``node[i]`` has ``value[i]``, which attribute row
-    ``row[i]`` states. For a string the value is its row in ``payload``.
+    """Values of one attribute, in ascending order of nodes. Node ``node[i]`` has the value ``value[i]``,
+    which comes from row ``row[i]`` of the attribute table. For a string, ``value`` is the index of the text
+    in ``payload``.
     """
 
     node: Longs
@@ -275,8 +276,8 @@ class AttributeFacts:
         return rows[first]
 
     def first_rows(self, name: str, *, integral: bool = False) -> Longs:
-        """Return the first attribute row with this name of each node that has one. With ``integral``, rows
-        whose type is not an integer are left out.
+        """Return the row of the first attribute called ``name`` of each node that has one. With ``integral``,
+        omit nodes whose first such attribute is not an integer.
         """
         rows = self._first(self.rows(name))
         return rows[IS_INTEGER[self.attrs.field[rows]]] if integral else rows
@@ -318,8 +319,8 @@ def default_classes(kind: NDArray[np.uint8]) -> NDArray[np.uint8]:
 
 
 def is_canonical(attrs: AttributeColumns) -> Bools:
-    """Return a mask of the attribute rows whose type is the one that the contract states for their name.
-    Names outside the contract count as canonical.
+    """Return a mask of the attributes that have the type in the attribute contract (:data:`ATTRIBUTES`).
+    Attributes with names outside the contract count as canonical.
     """
     wanted = np.array([ATTRIBUTES.get(name, -1) for name in attrs.keys] or [-1])
     canonical_field = wanted[attrs.key] if len(attrs) else np.empty(0, np.int64)

@@ -41,8 +41,9 @@ def encoded(parts: Iterable[EtColumns]) -> Iterator[Bytes]:
 
 
 def _placeholders(variables: RankVariables, digit: int) -> RankVariables:
-    """Return values of the rank-dependent variables with the given encoded widths, in which every byte is
-    ``digit`` (1 or 2). They mark the places of the variables in a template.
+    """Return placeholder values with the same encoded widths as ``variables``. Every byte of their encoding
+    is ``digit`` (1 or 2). Two encoded traces with different digits differ exactly where a variable is
+    encoded.
     """
     groups = tuple(str(digit).encode() * len(text) for text in variables.groups)
     numbers = [
@@ -55,9 +56,9 @@ def _placeholders(variables: RankVariables, digit: int) -> RankVariables:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TraceTemplate:
-    """Encoded trace of one rank that is patched for other ranks. ``places`` are the byte positions that
-    differ between ranks. ``source`` has the index of each such byte in the encoded variables of a rank
-    (:meth:`RankValues.spelled`).
+    """Encoded trace of one rank that is patched to make the traces of other ranks. ``places`` are the byte
+    positions that depend on the rank. ``source[i]`` is the index of byte ``places[i]`` in the encoded
+    variables of a rank (:meth:`RankValues.spelled`).
     """
 
     data: Bytes
@@ -74,16 +75,16 @@ class TraceTemplate:
             yield data
 
     def distinct(self, spelled: Bytes) -> Bytes:
-        """Return the encoded values of those variables that occur in the trace, one row per rank. Ranks with
-        equal rows have equal traces.
+        """Return, for each rank (row of ``spelled``), the encoded values of the variables that occur in the
+        trace. Ranks with equal rows have equal traces.
         """
         return spelled[:, np.unique(self.source)]
 
 
 @dataclass(slots=True, eq=False)
 class ClassWriter:
-    """Encoder of the traces of ranks that run the same nodes of ``graph``. After encoding, ``inexact`` counts
-    by code the nodes whose values the trace holds only approximately.
+    """Encoder of the traces of ranks that run the same nodes of ``graph``. ``inexact`` is filled while traces
+    are encoded: it counts, by diagnostic code, the nodes whose values the trace holds only approximately.
     """
 
     graph: OpGraph
@@ -104,9 +105,9 @@ class ClassWriter:
         self.inexact = dict(inexact)
 
     def template(self, variables: RankVariables, widths: tuple[int, ...]) -> TraceTemplate | None:
-        """Return the template for ranks whose variables have these encoded widths; ``variables`` are the
-        values of one of these ranks. Return None if the bytes of a variable cannot be patched, so that every
-        rank must be encoded.
+        """Return the template for ranks whose variables have the encoded ``widths`` [bytes]. ``variables``
+        are the values of one of these ranks. Return None if the bytes of a variable cannot be patched, so
+        that every rank must be encoded.
         """
         template = self._templates.get(widths)
         if template is None:
@@ -120,8 +121,8 @@ class ClassWriter:
         return template
 
     def _made(self, variables: RankVariables) -> TraceTemplate | None:
-        """Return a template of the trace: encode it with two sets of placeholder values, and find the bytes
-        that differ. None if that is not possible.
+        """Return a template of the trace, or None if its variables cannot be patched. The trace is encoded
+        with two sets of placeholder values, and the bytes that differ are the positions of variables.
         """
         lowering, inexact = TraceLowering(self.graph), Counter[str]()
         one, two = _placeholders(variables, 1), _placeholders(variables, 2)
@@ -221,9 +222,9 @@ def used_slots(graph: OpGraph) -> _UsedSlots:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RankValues:
-    """Values that differ between ranks, shape (ranks, slots), in the order of
-    :class:`.from_graph.RankVariables`. The first ``texts`` slots are process group ids (-1: empty text); the
-    others are rank numbers.
+    """Values that differ between ranks, shape (ranks, slots). The slots have the order of
+    :class:`.from_graph.RankVariables`. The first ``texts`` slots are process group ids (-1: empty text), and
+    the other slots are rank numbers.
     """
 
     numbers: Longs

@@ -17,13 +17,13 @@ __all__ = ["BINARY", "TraceForm"]
 
 @dataclass(frozen=True, slots=True)
 class TraceForm:
-    """File form of Chakra traces: how messages are stored in a file, and how files are named.
+    """File form of Chakra traces: the encoding of the messages in a file, and the names of the files.
 
     ``rank_file`` matches the file name of one rank, with groups ``name`` and ``rank``. ``ending`` matches the
-    suffixes of a file name. ``batches`` reads a file as batches of messages (``max_bytes`` limits the
-    decompressed size) and reports faults. ``content`` converts the pieces of a binary trace to the pieces of
-    a file in this form. ``version`` is the schema version of all files, if the form has only one.
-    ``findings`` are (code, message) pairs about nodes that other readers of the form misread.
+    suffixes of a file name. ``batches`` reads a file as batches of messages (the second argument limits the
+    decompressed bytes) and reports faults. ``content`` converts pieces of a binary trace to pieces of a file
+    in this form. ``version`` is the schema version of all files, if the form has only one. ``findings`` are
+    (diagnostic code, message) pairs about nodes that other readers of the form misread.
     """
 
     name: str

@@ -65,10 +65,12 @@ _NAME_OF_NOTHING = b"node_0"
 
 
 class RankVariables(NamedTuple):
-    """Values in a trace that differ between the ranks of a class: the process group id per group set as text
-    (empty for all ranks), the rank itself, and per permutation the ranks that it sends to and receives from.
+    """Values in a trace that differ between the ranks of a class. ``groups`` are the process group ids of the
+    rank as text, one per group set (empty for the group of all ranks). ``own`` is the rank itself.
+    ``targets`` and ``sources`` are the ranks that it sends to and receives from, one per permutation.
 
-    The variables are numbered in this order; the target of a permutation comes before its source.
+    The variables are numbered in this order, except that the target and the source of each permutation are
+    consecutive.
     """
 
     groups: tuple[bytes, ...]
@@ -88,8 +90,9 @@ class RankVariables(NamedTuple):
 
 
 class LoweredNodes(NamedTuple):
-    """Nodes of a trace. ``slot`` has the number of the rank variable in each attribute row (-1: none).
-    ``inexact`` counts by code the nodes whose values the trace holds only approximately.
+    """Nodes of a trace. ``slot`` has one entry per attribute row: the number of the rank-dependent variable
+    that the row holds (-1: none). ``inexact`` counts, by diagnostic code, the nodes whose values the trace
+    holds only approximately.
     """
 
     columns: EtColumns
@@ -98,8 +101,8 @@ class LoweredNodes(NamedTuple):
 
 
 class TraceLowering:
-    """Conversion of a graph to the trace of one rank, a few thousand nodes at a time, because the columns of
-    a whole trace take several times the memory of the graph. O(nodes + attributes).
+    """Conversion of a graph to the trace of one rank. It converts a few thousand nodes at a time, because the
+    columns of a whole trace take several times the memory of the graph. O(nodes + attributes).
     """
 
     def __init__(self, graph: OpGraph) -> None:
@@ -245,8 +248,8 @@ def _is_odd_nan(numbers: NDArray[np.floating[Any]]) -> Bools:
 
 
 def _without_empty_frames(columns: EtColumns) -> tuple[EtColumns, int]:
-    """Name all nodes whose fields are all empty; return the trace and the number of such nodes. The frame of
-    such a node would have length 0, which other readers take as the end of the file.
+    """Give a name to every node without any non-empty field. Return the nodes, and the number of named nodes.
+    The encoded message of such a node would have length 0, which other readers take as the end of the file.
     """
     bare = (columns.id == 0) & (columns.type == 0) & (columns.name.lengths == 0)
     if not bare.any():

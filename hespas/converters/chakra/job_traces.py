@@ -31,8 +31,8 @@ _RANKS_AT_ONCE = 4096
 
 
 class RankVariant(NamedTuple):
-    """Ranks of one class that run the same nodes. ``idle`` is the number of nodes of the class that have no
-    work on these ranks and are left out; ``idle_ns`` is the estimated time of these nodes.
+    """Ranks of one class that run the same nodes. Nodes of the class that have no work on these ranks are
+    omitted: ``idle`` is their number, and ``idle_ns`` their estimated time.
     """
 
     of_class: int
@@ -71,8 +71,8 @@ _WARNINGS = frozenset({"chakra.empty-rank", "chakra.longest-time", "chakra-json.
 
 @dataclass(slots=True)
 class TraceAccount:
-    """Losses in the written traces, summed over ranks. ``counts`` maps a diagnostic code to the number of
-    parts of the workload that the traces lack or have only approximately.
+    """Losses in the written traces, summed over ranks. ``idle_ns`` is the estimated time of omitted nodes.
+    ``counts`` maps a diagnostic code to the number of values that the traces lack or hold only approximately.
     """
 
     ranks: int = 0
@@ -105,8 +105,9 @@ class TraceAccount:
 
 @dataclass(slots=True, eq=False)
 class RankTraces:
-    """Graphs of the ranks of a workload. ``change`` is applied to each graph before it is written. The
-    ``workload`` has no loops (see :func:`hespas.converters.chakra.lowering.unrolled`).
+    """Graphs of the ranks of a workload, made on request. The function ``change`` is applied to each graph
+    before it is written. The ``workload`` has no loops (see
+    :func:`hespas.converters.chakra.lowering.unrolled`).
     """
 
     workload: Workload
@@ -175,9 +176,9 @@ class RankTraces:
         return self._ways.setdefault(permutation, PeerLookup(permutation))
 
     def _idle_slots(self, number: int, ranks: Longs) -> Bools:
-        """Return a mask of shape (ranks, slots): True if a rank has no work in a group set or in one
-        direction of a permutation. A permute of a rank to itself counts as no work, because it is a local
-        copy; a SEND or RECV to itself is a fault and is written.
+        """Return a mask of shape (ranks, slots). A slot is a group set, or one direction (send, receive) of a
+        permutation. An entry is True if the rank has no work in the slot. A permute of a rank to itself
+        counts as no work, because it is a local copy. A SEND or RECV to itself is a fault and is written.
         """
         expanded = self.graph(number)
         graph, used = expanded.graph, used_slots(expanded.graph)
@@ -193,8 +194,8 @@ class RankTraces:
         return idle
 
     def _runs_of(self, number: int, pattern: Bools) -> RankVariant:
-        """Return the variant of a class for a pattern of idle slots (see :meth:`_idle_slots`). A permute is
-        left out if both of its halves are idle.
+        """Return the variant of class ``number`` for a pattern of idle slots (see :meth:`_idle_slots`). A
+        permute is omitted if both of its directions are idle.
         """
         key = (number, pattern.tobytes())
         if key in self._runs:

@@ -21,8 +21,8 @@ __all__ = ["report", "report_refused"]
 
 
 def report_refused(graph: OpGraph, diagnostics: Diagnostics) -> None:
-    """Report collectives and messages that ``hespas-validate check`` refuses and simulators cannot run. They
-    are written nevertheless.
+    """Report collectives and messages that simulators cannot run and that ``hespas-validate check`` therefore
+    refuses. They are written nevertheless.
     """
     bare = len(_undescribed(graph, (NodeKind.COLLECTIVE,), graph.collectives.node))
     empty = (graph.p2p.comm_bytes < 1) & ~graph.p2p.host

@@ -49,8 +49,8 @@ _LONGER = 0.01
 
 
 class ExpandedGraph(NamedTuple):
-    """Graph in which each permute is split into a SEND and a RECV. ``halves`` are these SENDs; the RECV of
-    each is the next node.
+    """Graph in which each permute is split into a SEND and a RECV. ``halves`` has the node numbers of these
+    SENDs. The RECV of a permute is the node after its SEND.
     """
 
     graph: OpGraph
@@ -63,9 +63,9 @@ class ExpandedGraph(NamedTuple):
         return self.halves[idle[self.halves] & ~idle[self.halves + 1]]
 
     def for_rank(self, idle: Bools) -> OpGraph:
-        """Return the graph of a rank, without the ``idle`` nodes, which have no work on it. The costs of a
-        permute belong to its SEND. On a rank that only receives they move to the RECV, so that they count
-        exactly once.
+        """Return the graph of a rank, without the ``idle`` nodes, which have no work on it. The SEND of a
+        permute has its costs. On a rank that only receives, the costs are moved to the RECV, so that they
+        count exactly once.
         """
         graph, senders = self.graph, self.alone(idle)
         if len(senders):
@@ -100,11 +100,11 @@ class ExpandedGraph(NamedTuple):
 
 
 def expand(graph: OpGraph) -> ExpandedGraph:
-    """Split every PERMUTE into a SEND and the RECV after it. A permute without a tag gets a new one.
+    """Split every PERMUTE into a SEND and the RECV after it. A permute without a tag gets a new tag.
 
-    Node ids become node numbers if there is a permute or if two nodes have one id. The SEND has the costs of
-    the permute. The RECV takes place during that time: its costs are unknown, and its time is 0 if the time
-    of the SEND is known.
+    Node ids are replaced by node numbers if there is a permute or if two nodes have the same id. The SEND has
+    the costs of the permute. The RECV takes place during that time. So its costs are unknown, and its time is
+    0 if the time of the SEND is known.
     """
     permutes = graph.kind == NodeKind.PERMUTE
     if not permutes.any():
@@ -145,8 +145,9 @@ def _cost(graph: OpGraph, name: str) -> FloatArray:
 
 
 def _both(deps: RaggedArray, rows: Longs, first: Longs, copies: Longs) -> RaggedArray:
-    """Return dependencies with the node numbers after permutes are split. Users of a permute depend on both
-    its SEND and its RECV.
+    """Return the dependencies of the nodes ``rows``, renumbered after permutes were split. Node ``i`` became
+    ``copies[i]`` nodes from number ``first[i]`` on, so that users of a permute depend on its SEND and its
+    RECV.
     """
     if not len(deps.values):
         return RaggedArray.empty(len(rows))
@@ -158,8 +159,9 @@ def _both(deps: RaggedArray, rows: Longs, first: Longs, copies: Longs) -> Ragged
 
 
 def _without_idle(graph: OpGraph, idle: Bools) -> OpGraph:
-    """Return the graph without the ``idle`` nodes, which have no work on a rank. Dependencies on an idle node
-    are passed on; where that is not possible, it becomes a zero-cost node.
+    """Return the graph without the ``idle`` nodes, which have no work on a rank. Nodes that depended on an
+    idle node depend on its dependencies instead. Where that is not possible, the idle node becomes a
+    zero-cost node.
     """
     if not idle.any():
         return graph
@@ -209,11 +211,12 @@ def host_transfers(graph: OpGraph, diagnostics: Diagnostics) -> OpGraph:
 
 
 def measured_work(graph: OpGraph, diagnostics: Diagnostics) -> OpGraph:
-    """Return the graph with recorded work in a form that a trace can hold: host time as delays, which are
-    computations without operations, and collectives of unknown operation or size as computations of their
-    time.
+    """Return the graph with recorded work in a form that a trace can hold. Host time becomes delays, which
+    are computations without FLOPs. Collectives whose operation or size is unknown become computations of the
+    recorded time.
 
-    ASTRA-sim has no statistics for computations on a CPU, and uses its network model for every collective.
+    ASTRA-sim has no statistics for computations on a CPU, and ignores recorded times of collectives in favour
+    of its network model.
     """
     if is_as_stated(graph):
         return graph

@@ -58,9 +58,9 @@ def classes_by_name(
     words: Callable[[list[int]], Iterable[str]],
     schema: str,
 ) -> NDArray[np.uint8]:
-    """Return the operation class of each node. Nodes whose name is not recognized get the class in
-    ``default``. ``costs`` are kind and FLOPs of each node, ``words`` returns the operations or names of
-    nodes, and ``schema`` is the schema name in the file.
+    """Return the operation class of each node, found from its name if ``default`` is unknown. Only
+    computations with FLOPs get a class from their names. ``costs`` are the kind and the FLOPs of each node.
+    ``words`` returns the operations or names of the given nodes. ``schema`` is the schema name in the file.
     """
     kind, flops = costs
     unclassed = np.flatnonzero((kind == NodeKind.COMPUTE) & (flops > 0) & (default == OpClass.UNKNOWN))

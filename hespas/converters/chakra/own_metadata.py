@@ -14,16 +14,16 @@ __all__ = ["texts_of_class", "texts_of_job", "with_label", "with_metadata", "wit
 
 
 def texts_of_job(workload: Workload) -> dict[str, bytes]:
-    """Return metadata attributes that describe the job, name -> text, such as the device on which times were
-    recorded or for which they were estimated.
+    """Return the metadata attributes that describe the job, by name. An example is the device on which times
+    were recorded or for which they were estimated.
     """
     texts = {name: workload.metadata.get(key, "") for name, key in TEXTS_OF_JOB.items()}
     return {name: text.encode("utf-8", "replace") for name, text in texts.items() if text}
 
 
 def texts_of_class(workload: Workload, number: int, written: OpGraph) -> dict[str, bytes]:
-    """Return the metadata attributes of a rank class, name -> text: the sizes of the program's arguments and
-    results, and the recorded steps. ``written`` is the graph that the trace holds.
+    """Return the metadata attributes of rank class ``number``, by name: the sizes of the program's arguments
+    and results, and the recorded steps. ``written`` is the graph that the trace holds.
     """
     text = workload.program_bytes[number]
     texts = {PROGRAM_BYTES: text.encode("utf-8", "replace")} if text else {}
@@ -41,8 +41,8 @@ def texts_of_class(workload: Workload, number: int, written: OpGraph) -> dict[st
 
 
 def with_stated_steps(graph: OpGraph, document: bytes, diagnostics: Diagnostics) -> OpGraph:
-    """Attach the recorded steps, which a trace has in its metadata (``document``), to its graph. An invalid
-    document is ignored with a warning.
+    """Attach the recorded steps of a trace to its graph. ``document`` is their JSON text in the trace's
+    metadata (empty: none). An invalid document is ignored with a warning.
     """
     if not document:
         return graph
@@ -76,11 +76,11 @@ def with_metadata(graph: OpGraph, numbers: dict[str, int], texts: dict[str, byte
 
 
 def with_label(workload: Workload, version: str) -> Workload:
-    """Return the workload with ``version`` as the version label of its traces; an empty ``version`` changes
+    """Return the workload with ``version`` as the version label of its traces. An empty ``version`` changes
     nothing.
 
-    Raises :class:`UsageError` for a version that is not written. The two written versions differ only in the
-    label.
+    Raises :class:`UsageError` for a version that cannot be written. The two writable versions differ only in
+    the label.
     """
     if not version:
         return workload

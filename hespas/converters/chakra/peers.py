@@ -40,9 +40,9 @@ Groups = NamedGroups
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ClassPeers:
-    """Group sets and permutations of a class. ``group_set`` has the index of each collective's group set,
-    ``permutation`` the index of each message's permutation. ``group_rows`` and ``peer_rows`` are the
-    attribute rows that state them.
+    """Group sets and permutations of a class. ``group_set`` has, for each collective, an index into
+    ``group_sets``. ``permutation`` has, for each message, an index into ``permutations``. ``group_rows`` and
+    ``peer_rows`` are the attribute rows in the file from which they were read.
     """
 
     group_set: Longs
@@ -86,7 +86,7 @@ class _Pattern:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RankPeers:
-    """Process groups and peers that the file of one rank names. ``groups`` has the group id of each
+    """Process groups and message peers that the file of one rank states. ``groups`` has the group id of each
     collective (0: all ranks), ``peers`` the peer of each message (-1: not stated).
     """
 
@@ -164,8 +164,8 @@ def rank_peers(
 
 
 def _vectors(patterns: Sequence[_Pattern]) -> tuple[list[Longs], Longs]:
-    """Return the distinct combinations of values that a node has on all ranks, and for each node the index of
-    its combination. ``patterns`` has one column of nodes per rank.
+    """Return the distinct vectors of values that a node has on all ranks, and for each node the index of its
+    vector. ``patterns`` has the values of all nodes on each rank.
     """
     distinct = {pattern.which: index for index, pattern in reversed(list(enumerate(patterns)))}
     shapes = list(distinct)
@@ -180,8 +180,9 @@ def _vectors(patterns: Sequence[_Pattern]) -> tuple[list[Longs], Longs]:
 
 
 def communicators(groups: Groups, num_ranks: int) -> dict[int, int]:
-    """Return the communicator number of each group: the number of groups with the same ranks and a lower id.
-    The default group of all ranks counts as the first group of all ranks.
+    """Return the communicator number of each group. It distinguishes groups with the same ranks: it is the
+    number of such groups with a lower id. The default group of all ranks counts as the first group of all
+    ranks.
     """
     seen: dict[tuple[int, ...], int] = {}
     index_of: dict[int, int] = {}
@@ -196,11 +197,11 @@ def communicators(groups: Groups, num_ranks: int) -> dict[int, int]:
 
 @dataclass(slots=True, eq=False)
 class _RankPartition:
-    """Class under construction: ranks whose groups and messages can be expressed together.
+    """Rank class under construction: ranks whose groups and messages fit group sets and permutations.
 
-    ``taken`` has the group of each (vector, rank), ``communicator`` the communicator number of each vector,
-    and ``peers`` the (vector, receiver) pairs that are in use. A vector is a distinct combination of values
-    over all ranks.
+    A vector is a distinct combination of values that a node has over all ranks. ``taken`` has the group of
+    each (vector, rank), ``communicator`` the communicator number of each vector, and ``peers`` the (vector,
+    receiver) pairs that are in use.
     """
 
     ranks: list[RankPeers] = field(default_factory=list[RankPeers])
@@ -211,8 +212,8 @@ class _RankPartition:
 
     def admits(self, rank: int, named: Sequence[int], peers: Sequence[int], job: _GroupIndex) -> bool:
         """Return True if a rank can join the class. No member of its groups may already be in another group
-        of the same collective, and no rank of the class may have the same message peers. ``named`` and
-        ``peers`` are the rank's values by vector.
+        of the same collective, and no rank of the class may have the same message peer. ``named`` (group ids)
+        and ``peers`` are the rank's values, one per distinct vector (see the class).
         """
         for vector, number in enumerate(named):
             if not number:
@@ -252,7 +253,8 @@ def expressible(ranks: Sequence[RankPeers], groups: Groups, num_ranks: int) -> l
     """Divide ranks with equal files into few classes, greedily. In each class the groups of a collective are
     disjoint and the messages of a node form a permutation.
 
-    O(ranks x vectors) if one class suffices; one more pass per further class.
+    O(ranks x vectors) if one class suffices, where a vector is a distinct combination of values of a node
+    over all ranks. Each further class takes one more pass.
     """
     job = _GroupIndex(groups, communicators(groups, num_ranks))
     named, peers = _by_rank([rank.groups for rank in ranks]), _by_rank([rank.peers for rank in ranks])
@@ -326,7 +328,7 @@ def peers_of_class(
 
 
 def without_rows(columns: EtColumns, rows: PeerRows) -> tuple[Bools, ByteRows]:
-    """Return the attributes that all ranks of a class have in common: a mask of the rows to ignore, and the
+    """Hide the attributes that differ between the ranks of a class. Return a mask of these rows, and the
     strings and lists of the remaining rows.
     """
     attrs = columns.attrs

@@ -136,8 +136,9 @@ def start_rows(columns: EtColumns) -> list[ExtraRows]:
 
 
 def time_rows(columns: EtColumns, duration_ns: FloatArray, written: Words) -> list[ExtraRows]:
-    """Return rows for the microseconds of nodes where a writer would compute others (``written``). Each row
-    also has the duration in ns, so that a later change of the duration can be detected.
+    """Return rows that preserve the stated microseconds of the nodes for which a writer would compute another
+    value (``written``). Each row also has the duration in ns, so that a later change of the duration can be
+    detected.
     """
     at = np.flatnonzero(columns.duration_micros != written)
     if not len(at):
@@ -161,8 +162,8 @@ def io_rows(io: IoColumns, tag: int) -> list[ExtraRows]:
 
 
 def layout_rows(layouts: Layouts, strings: StringTableBuilder) -> list[ExtraRows]:
-    """Return rows that preserve the order and types of attributes (layout): one per distinct layout, and one
-    per node with the number of its layout.
+    """Return rows that preserve the order and types of attributes (layouts). There is one row for each
+    distinct layout, and one for each node with the number of its layout.
     """
     if not layouts.layouts:
         return []
@@ -182,8 +183,9 @@ def layout_rows(layouts: Layouts, strings: StringTableBuilder) -> list[ExtraRows
 
 
 def file_rows(columns: EtColumns, strings: StringTableBuilder, *, as_stated: bool) -> list[ExtraRows]:
-    """Return rows (of node -1) that preserve the version label and the metadata attributes of a file.
-    ``as_stated`` adds a marker row (:attr:`Tag.AS_STATED`).
+    """Return rows that preserve the version label and the metadata attributes of a file. They belong to no
+    node (node -1). ``as_stated`` adds a marker row (:attr:`Tag.AS_STATED`), so that the file is written
+    without the attributes that Hespas adds.
     """
     version = ByteRows.from_text([columns.version])
     nobody = np.full(1, -1, np.int64)
@@ -230,9 +232,9 @@ _ODD = np.uint64(0x9E3779B97F4A7C15)
 
 
 def find_layouts(attrs: AttributeColumns, modelled: Bools, *, flagged: Bools, forced: Bools) -> Layouts:
-    """Return the attribute layouts that a writer would not produce by itself. ``modelled`` marks attribute
-    rows whose value is in a column of the graph. ``flagged`` marks nodes for which a writer adds
-    ``is_cpu_op``. Nodes in ``forced`` always get a layout.
+    """Return the attribute order and types (layout) of each node that a writer would write differently.
+    ``modelled`` marks attribute rows whose value is in a column of the graph. ``flagged`` marks nodes for
+    which a writer adds ``is_cpu_op``. Nodes in ``forced`` always get a layout.
     """
     owner = attrs.owner
     rank_of_key = np.array([_RANK.get(name, _EXTRA_RANK) for name in attrs.keys] or [0])
@@ -258,7 +260,7 @@ def find_layouts(attrs: AttributeColumns, modelled: Bools, *, flagged: Bools, fo
 
 
 def _distinct(attrs: AttributeColumns, nodes: Longs) -> tuple[Longs, Longs]:
-    """Group the nodes by the sequence of their attributes' names and types. Return one node of each group,
+    """Group the nodes by the names and types of their attributes, in order. Return one node of each group,
     and for each node the index of its group.
     """
     code = attrs.key.astype(np.uint64) * np.uint64(64) + attrs.field
@@ -324,8 +326,9 @@ def _preserved_micros(graph: OpGraph) -> tuple[Longs, Words]:
 
 
 def simulated_ns(graph: OpGraph) -> FloatArray:
-    """Return the durations that simulators use [ns]. They read ``duration_micros``: whole microseconds as the
-    trace stated them, or as a writer rounds them. Some computations below 1 us get 0.
+    """Return the durations that simulators use [ns]. Simulators read ``duration_micros``, which is in whole
+    microseconds: the value that the trace stated, or the duration rounded as a writer does. Some computations
+    below 1 us thus get 0.
     """
     nodes, stated_micros = _preserved_micros(graph)
     micros = WrittenTimes.of(graph.duration_ns, graph.kind, (graph.resource, graph.stream)).micros.copy()
@@ -474,10 +477,9 @@ class PreservedRows:
 
 
 def foreign_texts(graph: OpGraph, *, of_file: bool) -> tuple[Longs, int]:
-    """Return the rows with texts of another format that can be written as string attributes, and the number
-    of rows that cannot be written. The latter are rows without a key, with a key that has another meaning in
-    a trace, or with a key that the node already has; rows with an unknown tag; and numbers that do not have
-    eight bytes.
+    """Return the rows with texts of another format that can be written as string attributes. Also return the
+    number of rows that cannot be written. These have no key, a key with another meaning in a trace, a key
+    that the node already has, an unknown tag, or a number that does not have eight bytes.
     """
     table = graph.extra
     mine = (table.node < 0) == of_file

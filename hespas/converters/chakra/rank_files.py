@@ -41,9 +41,9 @@ _PART = ".part"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankFolder:
-    """Folder of rank files ``NAME.{rank}SUFFIX``. With ``resumes`` existing files may be complete and other
-    processes may write the same files; each file is therefore written under a temporary name and renamed.
-    With ``syncs`` each file is flushed to disk.
+    """Folder of rank files ``NAME.{rank}SUFFIX``. ``resumes`` states that the folder may contain complete
+    files of an interrupted run, and that other processes may write the same files. Each file is then written
+    under a temporary name and renamed. With ``syncs`` each file is flushed to disk.
     """
 
     path: Path
@@ -74,8 +74,8 @@ class RankFolder:
             Path(temporary).replace(path)
 
     def link(self, first: int, ranks: Iterable[int]) -> None:
-        """Make a rank's file available under the names of all ranks with an equal trace, by hard links. Copy
-        the file if the file system allows no more links.
+        """Make the file of rank ``first`` available under the names of all ``ranks``, whose traces are equal,
+        by hard links. Copy the file if the file system allows no more links.
         """
         source = self.file(first)
         for rank in ranks:
@@ -162,12 +162,12 @@ def write_ranks(
     jobs: int = 1,
     progress: Callable[[int], None] | None = None,
 ) -> TraceAccount:
-    """Write the files of ascending ranks with ``jobs`` threads; ``progress`` gets the number of finished
-    files.
+    """Write the files of ascending ``ranks`` with ``jobs`` threads. ``progress`` is called with the number of
+    finished files.
 
-    A template is encoded per class, pattern of idle nodes and widths of values; each rank costs a patch of
-    its bytes and the file. Memory: the templates of one class, and some files per thread. Raises
-    :class:`OutputError` if the system refuses.
+    One template is encoded per class, pattern of idle nodes and encoded widths. For each rank, the template
+    is patched and written. Memory: the templates of one class, and some files per thread. Raises
+    :class:`OutputError` if the system refuses to write.
     """
     account = TraceAccount()
     equal = _EqualTraces()
@@ -195,8 +195,8 @@ _Values = tuple[bytes, tuple[int, ...], bytes]
 
 @dataclass(slots=True, eq=False)
 class _EqualTraces:
-    """Ranks whose trace equals the trace of an earlier rank, so that they share its file. ``links`` lists
-    them by that earlier rank.
+    """Ranks whose trace equals the trace of an earlier rank, so that they share one file. ``links`` maps that
+    earlier rank to these ranks.
     """
 
     links: dict[int, list[int]] = field(default_factory=dict[int, list[int]])
@@ -204,8 +204,8 @@ class _EqualTraces:
     _first: dict[_Values, int] = field(default_factory=dict["_Values", int])
 
     def first_of_each(self, batch: RankBatch, template: TraceTemplate, spelled: Bytes) -> Longs:
-        """Return the rows of ``spelled`` whose trace no earlier rank of the class has; record the ranks of
-        all other rows in ``links``.
+        """Return the rows of ``spelled`` (one per rank of the batch) whose trace no earlier rank of the class
+        has. Add the ranks of all other rows to ``links``.
         """
         if batch.runs.of_class != self._of_class:
             self._of_class = batch.runs.of_class
@@ -227,7 +227,7 @@ _Write = Callable[[], int]
 
 def _tasks(batch: RankBatch, folder: RankFolder, equal: _EqualTraces) -> Iterator[_Write]:
     """Yield tasks that write the files of a batch. Each task is executed by one thread and writes several
-    files. Traces without a template are encoded and written here.
+    files. Traces that cannot be made from a template are encoded and written by this function.
     """
     writer, values = batch.runs.writer, batch.values
     template = None

@@ -51,8 +51,9 @@ _Digits = Annotated[
 
 
 class StridedDocument(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="strided"):
-    """JSON form of regular process groups. A rank is ``base`` plus its group digits plus its member digits
-    (mixed-radix numbers); each digit is ``[size, stride]``.
+    """JSON form of process groups with regular strides. A digit is ``[size, stride]``: it adds a multiple of
+    its stride, below size times the stride, to the rank. A rank is ``base`` plus the digits that number its
+    group plus the digits that number it within the group.
     """
 
     group_digits: _Digits
@@ -69,8 +70,9 @@ class ListedDocument(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"
 
 
 class ShiftDocument(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="shift"):
-    """Permutation in which every rank sends to the rank whose ``digit`` is higher by ``shift``. Ranks with
-    the last values of the digit send to the first ones if ``wraps``, else to none.
+    """JSON form of a permutation in which every rank sends to the rank whose ``digit`` is higher by
+    ``shift``. If ``wraps``, ranks with the last values of the digit send to ranks with the first ones.
+    Otherwise they do not send.
     """
 
     num_ranks: Count
@@ -87,8 +89,9 @@ class PairsDocument(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind",
 
 
 class ClassDocument(msgspec.Struct, frozen=True, kw_only=True):
-    """Rank class. ``rank`` is the rank whose file represents the class. In file order ``collectives`` has the
-    group set of each collective, and ``messages`` the permutation of each message; -1 for none.
+    """JSON form of a rank class. ``rank`` is the rank whose file represents the class. ``collectives`` and
+    ``messages`` are in the order of that file: the index of the group set of each collective, and the index
+    of the permutation of each message (-1: none).
     """
 
     rank: Count
@@ -133,8 +136,8 @@ def permutation_document(way: Permutation) -> ShiftDocument | PairsDocument:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RankMap:
-    """Validated rank map. ``rank_class`` has the class number of each rank; ``group_sets`` and
-    ``permutations`` are the decoded entries of the document.
+    """Validated rank map, with which one file can represent a class of ranks. ``rank_class`` has the class
+    number of each rank. ``group_sets`` and ``permutations`` are decoded from the document.
     """
 
     path: Path
@@ -146,8 +149,8 @@ class RankMap:
     def peers(
         self, number: int, columns: EtColumns, own: RankPeers, rows: PeerRows, groups: Groups
     ) -> ClassPeers:
-        """Return the group sets and permutations of a class whose file was read. ``own`` are the groups and
-        peers that the file states for its rank, in the attribute rows ``rows``.
+        """Return the group sets and permutations of class ``number``, whose file was read. ``own`` are the
+        groups and peers that the file states for its rank, and ``rows`` the attribute rows that state them.
 
         Raises :class:`FormatError` if the file and the map disagree.
         """

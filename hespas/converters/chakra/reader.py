@@ -110,10 +110,11 @@ def read_chakra(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> W
 
 
 def read_traces(path: Path, options: ReadOptions, diagnostics: Diagnostics, form: TraceForm) -> Workload:
-    """Read a file or a directory of rank files.
+    """Read a Chakra trace, or a directory of rank files.
 
-    Raises :class:`FormatError` with file, node id and byte offset, :class:`UnsupportedError` for an unknown
-    schema. A lenient reader records faults under the checker's codes (``ET001`` ...) and continues.
+    Raises :class:`FormatError` with file, node id and byte offset, and :class:`UnsupportedError` for an
+    unknown schema. With ``options.lenient``, faults are recorded with the codes of the checker (``ET001``
+    ...) and reading continues.
     """
     faults = Faults(str(path), None, diagnostics, options.lenient, options.recover)
     opened = _directory if path.is_dir() else _file
@@ -291,8 +292,8 @@ def _read_rank(
 def _own_rank(
     columns: EtColumns, rank: int, job: _ChakraJob, diagnostics: Diagnostics, *, alone: bool
 ) -> int:
-    """Return the rank of a file, and read the process groups that it contains. With ``alone`` a rank in the
-    metadata takes precedence over the number in the file name.
+    """Return the rank of a file: the number in the file name or, if the file is read ``alone``, the rank in
+    its metadata. If no process groups have been read yet, read those that the file contains.
     """
     facts = AttributeFacts.of(columns.metadata)
     own = facts.integers(RANK_ATTRIBUTE)
@@ -343,8 +344,8 @@ def _hashed(columns: EtColumns, rows: PeerRows) -> Iterator[NDArray[np.generic]]
 def _mapped(
     source: _JobFiles, rank_map: RankMap, job: _ChakraJob, options: ReadOptions, faults: Faults
 ) -> Workload:
-    """Return the workload of a folder with a rank map, where one file represents a class of ranks. Raise
-    :class:`FormatError` if files and map disagree.
+    """Return the workload of a folder with a rank map, in which one file represents a class of ranks. Raise
+    :class:`FormatError` if the files contradict the map.
     """
     graphs: list[OpGraph] = []
     held: list[str] = []
@@ -385,8 +386,8 @@ def _text(columns: EtColumns, name: str) -> bytes:
 
 
 def _joined(held: list[str]) -> dict[str, str]:
-    """Return the sizes of the programs' arguments and results as metadata of the job, one text per class.
-    Return nothing if a class has none.
+    """Return the job's metadata entry with the sizes of the programs' arguments and results, joined from one
+    text per class. Return an empty dictionary if a class has no text.
     """
     return {PROGRAM_BYTES: ";".join(held)} if all(held) else {}
 
@@ -399,10 +400,10 @@ def _texts(columns: EtColumns) -> dict[str, str]:
 
 
 def _size(source: _JobFiles, job: _ChakraJob, options: ReadOptions, faults: Faults) -> tuple[int, bool]:
-    """Return the number of ranks of the job, and True if one file represents all of them. The latter requires
-    that the user requests it and that the file communicates with all ranks only.
+    """Return the number of ranks of the job, and True if one file represents all of them. A file represents
+    all ranks if the user states their number and the file communicates with all ranks only.
 
-    Raises :class:`UsageError` if the user states fewer ranks than there are.
+    Raises :class:`UsageError` if the user states fewer ranks than the groups and messages contain.
     """
     ranks = [rank for chakra_class in job.classes.values() for rank in chakra_class.ranks]
     stated_size = max(_job_size(chakra_class.columns) for chakra_class in job.classes.values())

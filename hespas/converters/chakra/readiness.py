@@ -49,8 +49,8 @@ _POWERS = np.array([10**power for power in range(1, 20)], np.uint64)
 
 
 def is_as_stated(graph: OpGraph) -> bool:
-    """Return True if the graph was read from a trace without the attributes that Hespas adds (raised counts,
-    tensor lists). It is then written without them.
+    """Return True if the graph was read from a trace without the attributes that Hespas adds for ASTRA-sim
+    (counts of 1 instead of 0, tensor lists). It is then written without them.
     """
     return bool((graph.extra.tag == Tag.AS_STATED).any())
 
@@ -98,8 +98,9 @@ class TensorLists(NamedTuple):
 
 
 def tensor_lists(ids: Words, data_deps: RaggedArray, size: Longs, nodes: slice | None = None) -> TensorLists:
-    """Return the tensor lists of all nodes, or only of ``nodes``, in which case ``data_deps`` has the
-    dependencies of these nodes. ``size`` has the bytes of each node's tensor.
+    """Return the tensor lists (attributes ``inputs`` and ``outputs``) of all nodes. With ``nodes``, return
+    only their lists; ``data_deps`` then has the dependencies of these nodes only. ``size`` has the bytes of
+    each node's tensor.
     """
     if nodes is None:
         written = outputs = _named_sizes(ids, size)
@@ -167,8 +168,8 @@ def _digits(value: Words) -> Longs:
 
 
 def states_lists(facts: AttributeFacts, lists: TensorLists, nodes: Longs) -> NDArray[np.int64] | None:
-    """Return the attribute rows of ``inputs`` and ``outputs`` if exactly the ``nodes`` have them and their
-    values equal ``lists``; else None.
+    """Return the attribute rows of ``inputs`` and ``outputs`` if exactly ``nodes`` have these attributes and
+    their values equal ``lists``. Otherwise return None.
     """
     matching: list[Longs] = []
     for name, expected in zip(LIST_NAMES, lists, strict=True):
@@ -193,8 +194,8 @@ def states_lists(facts: AttributeFacts, lists: TensorLists, nodes: Longs) -> NDA
 
 
 def list_faults(graph: OpGraph) -> Iterator[tuple[Bools, str]]:
-    """Yield masks of nodes whose tensor lists make ASTRA-sim's memory tracker fail, each with the reason.
-    Only traces of other tools have such nodes.
+    """Yield masks of nodes whose tensor lists (attributes ``inputs`` and ``outputs``) make the memory tracker
+    of ASTRA-sim fail, each with the reason. Only traces of other tools have such nodes.
     """
     if not is_as_stated(graph):
         return

@@ -68,9 +68,10 @@ def trace_bytes(workload: Workload) -> int:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _FrameKinds:
-    """Kinds of nodes of a graph; nodes of one kind have equal frames except for node numbers. ``small`` has
-    one node of each kind, and ``which`` the kind of each node. ``numbered`` has the bytes of each frame that
-    depend on node numbers, and ``own`` the same for the nodes of ``small``.
+    """Kinds of nodes of a graph. Nodes of one kind have equal encoded messages (frames) except for node
+    numbers. ``small`` has one node of each kind, and ``which`` is the kind of each node. ``numbered`` is, for
+    each node, the number of encoded bytes that depend on node numbers. ``own`` is that number for the nodes
+    of ``small``.
     """
 
     small: OpGraph
@@ -80,8 +81,9 @@ class _FrameKinds:
 
     @classmethod
     def of(cls, graph: OpGraph) -> _FrameKinds | None:
-        """Return the kinds of a graph. Return None if a frame depends on other nodes or on preserved
-        attributes: rounding remainders of durations are added to later nodes.
+        """Return the kinds of a graph. Return None if the frame of a node depends on other nodes or on
+        preserved attributes. Durations are an example, because their rounding remainders are added to later
+        nodes.
         """
         durations = graph.duration_ns[~np.isnan(graph.duration_ns)]
         lengths = np.diff(graph.strings.offsets)[graph.name_id]
@@ -158,8 +160,8 @@ def _whole_numbers(values: NDArray[np.generic]) -> Longs:
 
 
 def _numbered(graph: OpGraph) -> Longs:
-    """Return, for each node, the encoded bytes that depend on node numbers: id, dependencies and tensor
-    lists, with tags and lengths.
+    """Return, for each node, the number of encoded bytes that depend on node numbers: id, dependencies and
+    tensor lists, with tags and lengths.
     """
     ids = graph.id
     widths = varint_widths(ids)

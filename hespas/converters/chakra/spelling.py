@@ -127,8 +127,8 @@ def type_texts(graph: OpGraph, operands: RaggedArray) -> IoColumns:
 
 
 def nodes_of_odd_sizes(graph: OpGraph) -> int:
-    """Return the number of nodes with a tensor whose size in bytes cannot be written: a size of an unknown
-    shape, an unknown size of a known shape, or a fractional size.
+    """Return the number of nodes with a tensor whose size in bytes cannot be written. That is a known size of
+    an unknown shape, an unknown size of a known shape, or a fractional size.
     """
     types = graph.types
     back = np.array([_size_read(types, row) for row in range(len(types))], np.float64)
@@ -208,8 +208,9 @@ class _TypeParser:
 def parse_io(
     io: IoColumns, nodes: int, types: TensorTypesBuilder, strings: StringTableBuilder
 ) -> tuple[RaggedArray, Longs]:
-    """Return the rows in the type table for each node, and the rows of ``io`` whose texts have another
-    format. The latter must be preserved verbatim.
+    """Convert the input (or output) texts of nodes to tensor types. Return for each node its rows in the type
+    table, and the rows of ``io`` whose texts are not in the format of Hespas. These texts must be preserved
+    verbatim.
     """
     if not len(io):
         return RaggedArray.empty(nodes), np.empty(0, np.int64)
@@ -314,8 +315,9 @@ def contraction_texts(graph: OpGraph) -> tuple[Longs, list[bytes], Longs]:
 
 
 def parse_contractions(nodes: Longs, texts: list[str], text_of: Longs) -> tuple[ContractionTable, Longs]:
-    """Return the contraction table for nodes whose texts are ``texts[text_of]``, and the indices in ``nodes``
-    of texts that are not in the format of Hespas. This includes texts that Hespas would write differently.
+    """Convert texts about matmuls to the contraction table of a graph. Node ``nodes[i]`` has the text
+    ``texts[text_of[i]]``. Also return the indices of ``nodes`` whose texts are not in the format of Hespas or
+    would be written differently.
     """
     parsed: list[list[_ContractionText] | None] = []
     for text in texts:

@@ -52,8 +52,8 @@ class DecodedFile(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _ValueSpans:
-    """Byte spans of values in a file. ``places`` has for each span the number of its node among the
-    collectives or among the messages.
+    """Byte spans of values in a file. ``places[i]`` is the number of the node with span ``i``, counted among
+    the collectives (for process groups) or among the messages (for peers).
     """
 
     spans: tuple[_Span, ...] = ()
@@ -62,9 +62,9 @@ class _ValueSpans:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _FileTemplate:
-    """Decoded file, to compare other files with. ``names`` are the spans of process group names, ``others``
-    the spans of message peers, and ``own`` the spans of the rank of the file itself. ``peers`` has the
-    decoded values. ``fixed`` marks the bytes outside of all these spans.
+    """Decoded file with which other files of the same class are compared. ``names`` are the spans of process
+    group names, ``others`` the spans of message peers, and ``own`` the spans of the rank of the file.
+    ``peers`` has the decoded values. ``fixed`` marks the bytes outside of all these spans.
     """
 
     key: bytes
@@ -76,8 +76,8 @@ class _FileTemplate:
     own: _ValueSpans
 
     def values_of(self, data: bytes, rank: int, ids: _GroupIdCache) -> RankPeers | None:
-        """Return the process groups and message peers of another file (of rank ``rank``) if all of its other
-        bytes equal the template; else None.
+        """Return the process groups and message peers of another file (of rank ``rank``) if all other bytes
+        of that file equal the template. Otherwise return None.
         """
         theirs = np.frombuffer(data, np.uint8)
         if ((theirs != self.data) & self.fixed).any():
@@ -123,8 +123,8 @@ class FileTemplates:
     _count: int = 0
 
     def find(self, path: Path, rank: int, groups: Groups) -> tuple[bytes, RankPeers] | None:
-        """Return the class key of a file and its process groups and message peers; None if no template fits,
-        so that the file must be decoded.
+        """Return the class key of a file, and its process groups and message peers. Return None if no
+        template fits, so that the file must be decoded.
         """
         if not self._count:
             return None
@@ -194,8 +194,8 @@ def _values(pairs: Sequence[tuple[_Span, int]]) -> _ValueSpans:
 
 
 def _names(data: bytes, facts: AttributeFacts) -> dict[int, _Span] | None:
-    """Return where the bytes of each process group name are in the file, by attribute row. None if the names
-    found there are not the decoded ones.
+    """Return the byte span of each process group name in the file, by attribute row. Return None if the bytes
+    there are not the decoded names.
     """
     group_names = facts.texts("pg_name")
     spans = [(match.end(), match.end() + match[1][0]) for match in _NAME.finditer(data)]
@@ -207,8 +207,8 @@ def _names(data: bytes, facts: AttributeFacts) -> dict[int, _Span] | None:
 
 
 def _numbers(data: bytes, facts: AttributeFacts, name: str) -> dict[int, _Span] | None:
-    """Return where the bytes of each number of attribute ``name`` are in the file, by attribute row. None if
-    the numbers found there are not the decoded ones.
+    """Return the byte span of each value of the numeric attribute ``name`` in the file, by attribute row.
+    Return None if the bytes there are not the decoded numbers.
     """
     numbers = facts.integers(name)
     spans = [match.span(1) for match in _NUMBER[name].finditer(data)]

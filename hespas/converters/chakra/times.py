@@ -40,8 +40,8 @@ _LARGEST_CAST = float((1 << 63) - 1024)
 
 
 class WrittenTimes(NamedTuple):
-    """Times in the form of a trace. ``nanos``: whole ns, :data:`UNKNOWN` if unknown or at least
-    :data:`LONGEST_NS`. ``micros``: the value of ``duration_micros``, 0 if unknown.
+    """Times of nodes as a trace states them. ``nanos`` are whole ns, :data:`UNKNOWN` if unknown or at least
+    :data:`LONGEST_NS`. ``micros`` are values of ``duration_micros``, 0 if unknown.
     """
 
     nanos: Longs
@@ -51,9 +51,10 @@ class WrittenTimes(NamedTuple):
     def of(
         cls, duration_ns: FloatArray, kind: NDArray[np.integer], place: tuple[NDArray[np.integer], ...]
     ) -> WrittenTimes:
-        """Return the times to write for durations [ns], NaN if unknown. ``place`` is resource and stream of
-        each node; rounding remainders are added along these. Computations and communication round separately,
-        because a simulator replays only the times of computations.
+        """Return the times to write for durations [ns], NaN if unknown. ``place`` is the resource and the
+        stream of each node. Rounding remainders are added to later nodes of the same resource and stream.
+        Computations and communication are rounded separately, because a simulator replays only the times of
+        computations.
         """
         resource, stream = place
         lane = (resource.astype(np.int64) * 2 + np.isin(kind, _COMMUNICATION)) * (1 << 32) + stream
@@ -88,7 +89,8 @@ def micros_as_ns(micros: Words) -> FloatArray:
 def whole_nanos(duration_ns: FloatArray, stream: NDArray[np.integer]) -> Longs:
     """Return durations in whole ns: :data:`UNKNOWN` if unknown or too long, at least 1 ns if positive.
 
-    Fractions are carried along each stream, so that a sum of such durations is right within 1 ns.
+    Rounding remainders are added to later nodes of the same stream, so that each sum along a stream is right
+    within 1 ns.
     """
     is_known = (duration_ns >= 0) & (duration_ns < LONGEST_NS)
     time = np.where(is_known, duration_ns, 0.0)
@@ -113,7 +115,8 @@ def carried_micros(nanos: Longs, stream: NDArray[np.integer]) -> Longs:
 
 def _along(rest: FloatArray, stream: NDArray[np.integer]) -> tuple[Longs, FloatArray, FloatArray]:
     """Return the nodes ordered by stream, and the sum of ``rest`` over the stream before and after each node.
-    ``rest`` has the part of each duration below a microsecond, so that the sums stay exact in long traces.
+    ``rest`` is the remainder of each duration below a whole microsecond. Sums of remainders stay exact in
+    long traces.
     """
     order = np.argsort(stream, kind="stable")
     ordered = stream[order]

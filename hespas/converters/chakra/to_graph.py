@@ -102,8 +102,8 @@ class _NodeCosts:
     """Counts of 0 that are stated as 1."""
 
     def as_stated(self, reader: _AttributeReader) -> _NodeCosts:
-        """Return the costs of a trace that must be written unchanged: FLOPs and bytes that are stated as 1
-        instead of 0 remain 1, and ``counted_ops`` and ``counted_bytes`` remain attributes.
+        """Return the costs for a trace that must be written unchanged. FLOPs and bytes that the trace states
+        as 1 instead of 0 are 1, and ``counted_ops`` and ``counted_bytes`` are preserved as attributes.
         """
         ops, moved = np.zeros((2, len(self.flops)), np.bool_)
         for counted, nodes in ((self.counted_ops, ops), (self.counted_bytes, moved)):
@@ -155,8 +155,9 @@ def _costs(columns: EtColumns, reader: _AttributeReader) -> _NodeCosts:
 
 
 def _counted(reader: _AttributeReader, name: str, totals: FloatArray, others: FloatArray) -> AttributeValues:
-    """Return the nodes whose count is stated as 1 instead of 0 for ASTRA-sim (see :mod:`.readiness`).
-    ``name`` is the attribute with the true count. Writers do this only if the count in ``others`` is known.
+    """Return the nodes whose count the trace states as 1 instead of 0 for ASTRA-sim (see :mod:`.readiness`),
+    with their true count 0. ``totals`` are the stated counts, and the attribute ``name`` has the true counts.
+    Only nodes whose count in ``others`` is known are returned, because writers do this for no other node.
     """
     true_counts = reader.find(name)
     is_raised = (totals[true_counts.node] == 1) & (others[true_counts.node] >= 0)
@@ -179,8 +180,8 @@ def _places(reader: _AttributeReader) -> tuple[NDArray[np.uint8], SmallIntArray]
 
 
 def _without_negative_times(columns: EtColumns, facts: AttributeFacts) -> tuple[EtColumns, _AttributeReader]:
-    """Replace negative times by unknown ones; return the columns and a reader of their attributes. Negative
-    times occur only if the user requested ``recover``; otherwise the file was refused.
+    """Replace negative times by unknown ones. Return the columns and a reader of their attributes. Negative
+    times occur only with ``recover``; otherwise the file was refused before.
     """
     negative = columns.duration_micros > LARGEST_MICROS
     if negative.any():
@@ -194,7 +195,8 @@ def _without_negative_times(columns: EtColumns, facts: AttributeFacts) -> tuple[
 def to_graph(
     columns: EtColumns, facts: AttributeFacts, peers: ClassPeers, name: str, faults: Faults
 ) -> OpGraph:
-    """Return the graph of a class, given the columns of one rank's file and the ``peers`` of all its ranks.
+    """Return the graph of a rank class. ``columns`` are read from the file of one rank. ``peers`` are the
+    group sets and permutations of the whole class.
 
     Unknown values are NaN or -1; invalid values are reported. O(nodes + attributes).
     """
@@ -272,7 +274,8 @@ def to_graph(
 
 def _takes_lists(reader: _AttributeReader, data_deps: RaggedArray, size: Longs, bare: Bools) -> bool:
     """Return True if a writer would produce the tensor lists of this trace, so that they need not be
-    preserved. It would not if a computation has a ``bare`` count of 0, which a writer replaces by 1.
+    preserved. ``bare`` marks nodes with a count of 0. If one of them is a computation, return False, because
+    a writer replaces its count by 1.
     """
     if (bare & (reader.kind == NodeKind.COMPUTE)).any():
         return False
@@ -395,8 +398,8 @@ _LARGEST = (1 << 62) - 1
 
 
 class _AttributeReader:
-    """Reader that moves attribute values into columns. ``modelled`` marks the attribute rows that were moved;
-    all other rows are preserved.
+    """Reader that copies attribute values into columns of the graph. ``modelled`` marks the attribute rows
+    that were copied. All other rows are preserved as attributes.
     """
 
     def __init__(self, columns: EtColumns, facts: AttributeFacts) -> None:
@@ -419,8 +422,8 @@ class _AttributeReader:
             self.refused[name] = self.refused.get(name, 0) + count
 
     def find(self, name: str, low: int = 0, nodes: Bools | None = None) -> AttributeValues:
-        """Return the values of an integer attribute, of all nodes or of the marked ``nodes``. Values below
-        ``low``, and values that a float cannot hold exactly, count as invalid.
+        """Return the valid values of an integer attribute, of all nodes or of the marked ``nodes``. Values
+        below ``low``, and values that a float cannot hold exactly, are reported as invalid.
         """
         values = self.facts.integers(name)
         fits = (values.value >= low) & (values.value <= _LARGEST)
@@ -449,8 +452,8 @@ class _AttributeReader:
         return column
 
     def integers(self, name: str, nodes: Bools, low: int, high: int) -> AttributeValues:
-        """Return the values of the marked nodes between ``low`` and ``high``, and mark their rows as moved.
-        Others count as invalid.
+        """Return the values of an integer attribute of the marked ``nodes``, and mark their rows as copied.
+        Values that are not between ``low`` and ``high`` are reported as invalid.
         """
         values = self.facts.integers(name)
         good = nodes[values.node] & (values.value >= low) & (values.value <= high)
@@ -473,8 +476,9 @@ class _AttributeReader:
         return column
 
     def codes(self, name: str, table: dict[str, int], default: NDArray[np.integer]) -> NDArray[np.integer]:
-        """Return a column of codes for the values of a string attribute. Values that are not in ``table`` or
-        equal ``default`` are preserved.
+        """Return the codes in ``table`` for the values of a string attribute, one per node; nodes without the
+        attribute have the code in ``default``. Values that are not in ``table``, and values that mean the
+        default, are preserved as attributes.
         """
         values = self.facts.texts(name)
         texts, index = self.facts.distinct(values)

@@ -60,11 +60,11 @@ def write_chakra(value: Value, path: Path, options: WriteOptions, diagnostics: D
 def write_traces(
     value: Value, path: Path, options: WriteOptions, diagnostics: Diagnostics, form: TraceForm
 ) -> None:
-    """Write the chosen ranks: a folder, or a file if there is only one rank.
+    """Write the chosen ranks as Chakra traces: a folder, or a file if there is only one rank.
 
     One trace is encoded per rank class and patched for each rank. Raises :class:`UnsupportedError` for a
-    profile, :class:`UsageError` if several ranks would go to one file or the version is not written, and
-    :class:`OutputError` if the system refuses.
+    profile, :class:`UsageError` if several ranks would be written to one file or the version cannot be
+    written, and :class:`OutputError` if the system refuses to write.
     """
     if not isinstance(value, Workload):
         raise UnsupportedError(
@@ -125,8 +125,8 @@ class _WriteRequest:
         return self.options.name.endswith(".gz") or self.path.suffix == ".gz"
 
     def job(self, numbers: dict[str, int], texts: dict[str, bytes]) -> RankTraces:
-        """Return the traces to write, with the given metadata attributes (integers and texts) in addition to
-        the metadata of the job.
+        """Return the graphs to write. Their metadata attributes are the metadata of the job, ``numbers`` and
+        ``texts``.
         """
         texts = texts_of_job(self.workload) | texts
         change = partial(with_metadata, numbers=numbers, texts=texts)
@@ -134,8 +134,8 @@ class _WriteRequest:
 
 
 def _write_alone(request: _WriteRequest) -> TraceAccount:
-    """Write the file of one rank. The file states its rank, its process groups and the size of its job as
-    metadata, as far as a reader cannot derive them from the file name.
+    """Write the file of one rank. Its metadata state the rank, the process groups and the size of the job, as
+    far as a reader cannot derive them from the file name.
     """
     workload, rank = request.workload, request.ranks[0]
     groups = request.ids.of_rank(rank)

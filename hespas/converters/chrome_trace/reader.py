@@ -117,8 +117,9 @@ class _ChromeSlices(ColumnTable):
 class _CollectedEvents:
     """Slices of all tracks, and the arrows between them.
 
-    ``tracks`` lists (process, thread). ``skipped`` counts events without a duration by phase. ``unfinished``
-    counts slices that never end, ``orphans`` ends without a begin.
+    ``tracks`` has the (process, thread) of each track. ``skipped`` counts events without a duration, by phase
+    (the event type ``ph``). ``unfinished`` counts begins without an end, and ``orphans`` ends without a
+    begin.
     """
 
     strings: StringTable
@@ -288,8 +289,8 @@ def _with_parts(
 ) -> tuple[IntArray, FloatArray]:
     """Return times as whole ns, rounded down, and the fraction of a ns that was rounded off.
 
-    ``whole_ns`` are the same times, already rounded. The fraction is known for times that a float represents
-    to a picosecond; for others it is 0.
+    ``times_us`` are the times in the file [us], and ``whole_ns`` the same times, rounded to ns. The fraction
+    is known for times that a float represents to a picosecond; for others it is 0.
     """
     if not any(type(time) is float for time in times_us):
         return whole_ns, np.zeros(len(whole_ns))
@@ -307,10 +308,11 @@ class _Header(msgspec.Struct):
 
 
 def read_chrome_trace(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> Profile:
-    """Read a trace block by block. Raises ``FormatError`` with the malformed byte or field.
+    """Read a Chrome trace block by block. Raises ``FormatError`` with the malformed byte or field.
 
-    Every event with a duration is read. Slices that the writer of Hespas marked are host operations. Nested
-    slices count in full, and a diagnostic reports the time that is therefore counted twice.
+    Every event with a duration is read. Slices that the writer of Hespas marked as host operations become
+    host operations. Nested slices count in full, and a diagnostic reports the time that is therefore counted
+    twice.
     """
     stream = EventStream(path, options.max_bytes, recover=options.recover)
     collector = _Collector(str(path))

@@ -59,10 +59,11 @@ def write_scene(scene: TrackSet, path: Path, options: WriteOptions) -> None:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _ThreadNames:
-    """Lanes of the tracks in one part of a file; overlapping slices of a track are on different lanes.
+    """Lanes of the tracks in one part of a file. A lane is a thread of the file. Overlapping slices of a
+    track are on different lanes.
 
-    A lane is a thread of the file. ``name`` and ``identity`` (ids of process and thread as JSON) have one
-    entry per lane. ``lane`` is the lane of each slice.
+    ``name`` and ``identity`` (ids of process and thread as JSON) have one entry per lane. ``lane`` is the
+    lane of each slice.
     """
 
     name: tuple[str, ...]

@@ -169,9 +169,9 @@ def fill_of(op_class: OpClass) -> tuple[str, str]:
 
 
 def _pictures(value: Value, options: WriteOptions, diagnostics: Diagnostics) -> list[_Picture]:
-    """Return one picture per rank class with a rank in ``options.ranks``.
+    """Return one picture for each rank class that has a rank in ``options.ranks``.
 
-    Raises ``UnsupportedError`` for a profile, and for more nodes than can be drawn.
+    Raises ``UnsupportedError`` for a profile, and for a graph with more nodes than can be drawn.
     """
     if not isinstance(value, Workload):
         raise UnsupportedError(

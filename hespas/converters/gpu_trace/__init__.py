@@ -28,12 +28,12 @@ def listed(column: IntArray) -> list[int]:
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class DeviceWork(ColumnTable):
-    """Kernels, copies and fills.
+    """Kernels, copies and fills on GPUs, one per row. Unknown numbers are -1.
 
-    ``gpu`` numbers the devices; ``device`` is the index of the device's name in the trace's ``devices``.
-    ``correlation`` is the id that the work has in common with its launch. ``node`` is the node of a replayed
-    graph. ``range_id`` is the string row of the range that the profiler states as cause. ``op_class`` is an
-    ``OpClass`` code. ``grid_id`` is the string row of the launch shape
+    ``gpu`` numbers the devices; ``device`` is the index of the device's name in the trace's ``devices``. The
+    launch of the work has the same ``correlation`` id. ``node`` is the node of the CUDA graph that the work
+    replays. ``op_class`` is an ``OpClass`` code. The columns ``range_id`` and ``grid_id`` are rows of the
+    string table: the range that the profiler states as cause, and the launch shape
     (:mod:`hespas.converters.launch_shapes`).
     """
 
@@ -59,8 +59,8 @@ class DeviceWork(ColumnTable):
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class GpuLaunches(ColumnTable):
-    """Host calls that enqueue device work. If a call was also recorded as a range, ``range_place`` is the row
-    of that range (-1: it was not).
+    """Host calls that enqueue device work, one per row. If a call was also recorded as a range,
+    ``range_place`` is the row of that range (-1: it was not).
     """
 
     process: IntArray
@@ -86,10 +86,10 @@ class GraphNodes(ColumnTable):
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class GpuRanges(ColumnTable):
-    """Ranges on the host. ``text`` is an index of the trace's ``texts``.
+    """Named ranges on the host, one per row. ``text`` is an index of the trace's ``texts``.
 
-    Ranges that ``nests`` marks are pushed and popped on their thread. Other ranges start and end anywhere and
-    enclose nothing.
+    ``nests`` marks ranges that are pushed and popped on their thread. The other ranges start and end
+    anywhere, and contain no other range.
     """
 
     process: IntArray

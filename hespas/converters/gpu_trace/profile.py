@@ -95,11 +95,10 @@ class _RangeLabels:
 def to_profile(
     path: Path, source: str, trace: GpuTrace, metadata: Mapping[str, str], diagnostics: Diagnostics
 ) -> Profile:
-    """Link and convert a recording. ``source``, the name of its format, prefixes the codes of diagnostics.
+    """Convert a GPU recording to a profile. Diagnostic codes begin with ``source``, the name of the format.
 
     The operation of an event is the innermost range around its cause that states shapes or is an instruction
-    of XLA, else the innermost range. Ranks number the pairs of device and process, in order. Raises
-    ``FormatError`` if nothing was recorded, and for times that are out of range.
+    of XLA, else the innermost range. Raises ``FormatError`` for an empty recording and for wrong times.
     """
     work, calls, ranges, strings = trace.work, trace.launches, trace.ranges, trace.strings
     if not len(work) and not len(ranges):
@@ -193,10 +192,10 @@ def _check_times(trace: GpuTrace, path: Path) -> None:
 
 
 def _steps(trace: GpuTrace, links: _GpuLinks, nesting: EventNesting, labels: _RangeLabels) -> IntArray:
-    """Return the range of the step that each event belongs to (-1: none).
+    """Return, for each event, the range of the training or inference step that it belongs to (-1: none).
 
-    It is around the launch on the same thread, or else in the same process and running at the launch, because
-    backward passes have a thread of their own.
+    It is the step range around the launch on the same thread. Without one, it is the step range of the same
+    process that runs at the time of the launch, because backward passes have a thread of their own.
     """
     is_step = labels.step >= 0
     step = nearest(is_step, nesting.parent, links.launched_in)
@@ -212,10 +211,10 @@ def _steps(trace: GpuTrace, links: _GpuLinks, nesting: EventNesting, labels: _Ra
 
 
 def _ranks(trace: GpuTrace, links: _GpuLinks, findings: Findings) -> IntArray:
-    """Return the rank of each event: the number of its pair of device and process.
+    """Return the rank of each event. Ranks number the pairs of device and process.
 
-    Work without a device has the first rank of its process. The process is the one that the event states,
-    else the process of its launch, else the only process (-1: unknown).
+    Work without a device has the first rank of its process. The process is stated by the event, or else by
+    its launch, or else it is the only process (-1: unknown).
     """
     work, calls = trace.work, trace.launches
     process = work.process
@@ -246,7 +245,7 @@ def _communications(
 ) -> MeasuredComms:
     """Return the communication kernels (NCCL, RCCL) with the kinds of their collectives.
 
-    The name of the kernel states the kind, else the name of a range around its launch.
+    The name of the kernel states the kind, or else the name of a range around its launch.
     """
     strings, name_id = trace.strings, trace.work.name_id
     event = np.flatnonzero(mapped(name_id, lambda row: is_collective_kernel(strings[row]), np.bool_))
@@ -346,11 +345,11 @@ _MESSAGE_KINDS = ("send", "recv", "sendrecv")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _GpuLinks:
-    """Links of device work to the host, one row per piece of work (-1: none).
+    """Links of device work to the host, one row per kernel, copy or fill (-1: none).
 
     ``launch`` is the launch call, ``launched_in`` the innermost range around it, and ``cause`` the range that
-    caused the work. ``by_node`` marks causes found by the graph node. ``ambiguous`` marks work that several
-    processes could have launched; it is not linked.
+    caused the work. ``by_node`` marks causes that were found by the node of a CUDA graph. ``ambiguous`` marks
+    work that several processes could have launched; it is not linked.
     """
 
     launch: IntArray
@@ -363,8 +362,9 @@ class _GpuLinks:
     def of(cls, trace: GpuTrace, nesting: EventNesting) -> _GpuLinks:
         """Find the launch and the cause of all device work.
 
-        A launch has the same process and correlation. Work of unknown process has a launch only if one
-        process uses the correlation. A graph node may be a clone of the node that was created in a range.
+        A launch and its work have the same process and correlation id. Work of unknown process is linked only
+        if one process uses its correlation id. The cause of replayed work is the range in which the node of
+        its CUDA graph was created; the node may be a clone.
         """
         calls, work, nodes = trace.launches, trace.work, trace.nodes
         launch = match_rows((calls.process, calls.correlation), (work.process, work.correlation))
@@ -410,10 +410,10 @@ _SIZES = msgspec.json.Decoder(list[list[int]])
 
 @dataclass(frozen=True, slots=True)
 class RangeText:
-    """Parsed text of a range; "" and -1 for unknown.
+    """Information in the text of a range; "" and -1 for unknown.
 
-    ``shapes`` is a JSON text, ``sequence`` joins forward and backward, ``step`` is the number of a training
-    or inference step that the text names.
+    ``shapes`` is a JSON text of the operand shapes. ``sequence`` is the number that a forward operation and
+    its backward operation share. ``step`` is the number of a training or inference step that the text names.
     """
 
     name: str

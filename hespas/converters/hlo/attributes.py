@@ -181,8 +181,8 @@ def window(value: str | None) -> tuple[WindowDim, ...]:
 
 
 def dim_labels(value: str) -> tuple[dict[str, int], dict[str, int], dict[str, int]]:
-    """Parse the dimension labels of a convolution, ``b01f_01io->b01f``, to the position of each label in
-    input, kernel and output.
+    """Parse the dimension labels of a convolution, such as ``b01f_01io->b01f``. Return three dictionaries,
+    for input, kernel and output, from each label to its position.
     """
     left, arrow, output = value.partition("->")
     source, underscore, kernel = left.partition("_")
@@ -209,7 +209,7 @@ def donated_parameters(header: Mapping[str, str]) -> frozenset[int]:
 
 
 def written_over(header: Mapping[str, str]) -> dict[int, int]:
-    """Return the entry parameters whose buffer a result overwrites, each with the index of that result.
+    """Return the entry parameters whose buffers results overwrite: parameter number -> index of the result.
     Parameters of tuple type and results in nested tuples are left out.
     """
     result_of: dict[int, int] = {}
@@ -299,7 +299,8 @@ def header_meshes(header: Mapping[str, str]) -> dict[str, Mesh]:
 
 
 def parse_groups(text: str | None, num_devices: int, meshes: Mapping[str, Mesh]) -> GroupSet | None:
-    """Parse ``replica_groups`` to groups of ids as written; None for an absent or empty list (all devices).
+    """Parse ``replica_groups`` to groups of the ids in the text. Return None for an absent or empty list,
+    which means all devices.
 
     Accepted forms: ``{{0,1},{2,3}}``, ``{}``, ``[4,2]<=[8]``, ``[4,2]<=[2,4]T(1,0)``, ``mesh['a'=2,'b'=4]
     {'a'}`` with sub-axes ``'a':(1)2`` and ``device_ids=([4,2]T(1,0))`` or a list, and ``@mesh {'a'}`` for a

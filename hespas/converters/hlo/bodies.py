@@ -55,9 +55,9 @@ _WHOLE = frozenset({"dot", "convolution", "sort", "fft", "custom-call", "while",
 
 @dataclass(frozen=True, slots=True)
 class Alias:
-    """Result number ``leaf`` of a fusion that is parameter ``parameter`` with a part replaced. If the buffer
-    is updated in place, only ``read_bytes`` of the parameter are read and ``written_bytes`` of the result are
-    written.
+    """Result number ``leaf`` of a fusion that equals parameter ``parameter`` except for a replaced part. If
+    the buffer is updated in place, only ``read_bytes`` of the parameter are read, and only ``written_bytes``
+    of the result are written.
     """
 
     parameter: int
@@ -73,8 +73,9 @@ InnerNeeds = Callable[[Computation, int], tuple[float, ...]]
 def _body_needs(
     program: HloProgram, computation: Computation, inner: InnerNeeds, carried: frozenset[int]
 ) -> tuple[float, ...]:
-    """Return for each parameter the fraction (0..1) of its elements that the root needs. Results in
-    ``carried``, which the body passes on without use, count as not needed. O(nodes).
+    """Return, for each parameter of a fusion body, the fraction (0..1) of its elements that are read to
+    compute the root. The results with the indices in ``carried`` are passed on unchanged and read nothing.
+    O(nodes).
 
     Raises ``FormatError`` if parameters are not numbered 0, 1, 2, ....
     """
@@ -105,8 +106,8 @@ def _body_needs(
 def _need(
     program: HloProgram, computation: Computation, index: int, place: int, inner_needs: tuple[float, ...]
 ) -> float:
-    """Return the fraction of operand number ``place`` that an instruction reads to compute its whole result;
-    NaN if any part of the result requires the whole operand.
+    """Return the fraction (0..1) of operand number ``place`` that an instruction reads to compute its whole
+    result. Return NaN if the whole operand is read to compute any part of the result.
     """
     opcode = computation.opcodes[index]
     if hands_on(computation, index):
@@ -237,8 +238,8 @@ class LoopTrips:
 
 @dataclass(frozen=True, slots=True)
 class _Term:
-    """Integer value that is an element of the loop state plus a constant: ``element`` plus ``offset``. With
-    ``element`` None it is the constant ``offset``.
+    """Integer value of a loop: an element of the loop state plus a constant. ``element`` is the index of that
+    element, and ``offset`` the constant. If ``element`` is None, the value is the constant.
     """
 
     element: int | None
@@ -431,13 +432,13 @@ _CALLERS = frozenset({"fusion", "call", "async-start", "fusion-start", "call-sta
 
 @dataclass(frozen=True, slots=True)
 class BodyCost:
-    """Cost of one run of a computation.
+    """Cost of one execution of a computation.
 
     ``needs`` has the fraction of each parameter that is read. ``moved_bytes`` and ``about_ns`` are the memory
     traffic and the time if each operation were a kernel of its own; they are used only to compare branches.
     ``unknown`` lists operations with unknown arithmetic, and ``collectives`` the communicating operations, as
     (computation, instruction). ``rate_dtype`` is the type of most of the arithmetic. ``carried`` has the
-    indices of results that a fusion around a collective only passes on (:mod:`.carried`).
+    indices of results that a fusion around a collective passes on unchanged (:mod:`.carried`).
     """
 
     flops: float = 0.0
@@ -467,8 +468,8 @@ def branch_names(computation: Computation, index: int) -> tuple[str, ...]:
 
 
 def _scaled(body: BodyCost, times: float) -> BodyCost:
-    """Return the cost of running a computation ``times`` times. If the number is known, it multiplies the
-    batch of each contraction.
+    """Return the cost of running a computation ``times`` times (NaN: unknown). Each matmul is scaled by
+    multiplying its batch. With an unknown number of runs the cost has no matmuls.
     """
     if times == 1.0:
         return body

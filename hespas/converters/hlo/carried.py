@@ -20,7 +20,7 @@ _HANDING_ON = frozenset({"AsyncCollectiveStart", "AsyncCollectiveDone"})
 
 def hands_on(computation: Computation, index: int) -> bool:
     """Return True if an instruction inside a fusion is a collective, or the buffer of a collective that has
-    not completed. The traffic of both counts with the start of the collective.
+    not completed. The memory traffic of such instructions belongs to the start of the collective.
     """
     opcode = computation.opcodes[index]
     if opcode == "custom-call":

@@ -48,7 +48,7 @@ _SHOWN_NAME = 120
 
 @dataclass(slots=True)
 class HloFindings:
-    """Diagnostics about instructions, grouped by code and subject (an opcode, a custom call target). Each
+    """Diagnostics about instructions, grouped by code and subject (an opcode or a custom call target). Each
     group is reported once with its count.
     """
 
@@ -111,8 +111,8 @@ class NodeEmitter:
         self._provenance: dict[str, tuple[int, int]] = {}
 
     def types(self, row: int, place: tuple[Computation, int]) -> tuple[int, ...]:
-        """Return the rows of the type table for the arrays of one shape, tuples flattened. Problems are
-        reported at the instruction ``place``.
+        """Return the type table rows of the arrays in shape ``row``, with nested tuples flattened. Problems
+        are reported at the instruction ``place``.
         """
         type_rows = self._type_rows.get(row)
         if type_rows is None:
@@ -281,8 +281,9 @@ class Communication:
         result_row: int,
         fusion_row: int = -1,
     ) -> None:
-        """Add the collective or message of a node for the instruction at ``place``. ``fusion_row`` is the
-        result shape of the fusion that contains the instruction (-1: none).
+        """Add the communication of the instruction at ``place`` to ``node``, as a row of the collective or
+        message table. ``operand_rows`` and ``result_row`` are its shapes. ``fusion_row`` is the result shape
+        of the fusion that contains the instruction (-1: none).
         """
         base, _ = base_opcode(place[0].opcodes[place[1]])
         if base in {"send", "recv"}:

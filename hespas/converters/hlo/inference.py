@@ -64,8 +64,8 @@ class _CalleeFinder(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TypedInstruction:
-    """Instruction as the input of an inference rule. ``result`` is the result shape in the program, None if
-    it is omitted. ``group_size`` is the number of devices in each group of a collective (1: not stated).
+    """Instruction as the input of a shape inference rule. ``result`` is the result shape in the program, None
+    if it is omitted. ``group_size`` is the number of devices in each group of a collective (1: not stated).
     """
 
     operands: tuple[Shape, ...]
@@ -81,8 +81,8 @@ class TypedInstruction:
         return array_of(self.operands[index], f"operand {index}")
 
     def stated(self) -> Shape:
-        """Return the result shape in the program, for operations whose operands do not determine it. Raises
-        ``ValueError`` if it is omitted.
+        """Return the result shape that the program states, for operations whose operands do not determine it.
+        Raises ``ValueError`` if the program omits it.
         """
         if self.result is None:
             raise ValueError("expected a result shape: it does not follow from the operands")
@@ -150,8 +150,8 @@ def agree(left: Sequence[int], right: Sequence[int]) -> bool:
 
 
 def same_extents(left: Shape, right: Shape, *, kinds: bool = True) -> bool:
-    """Return True if two shapes have the same structure and extents. With ``kinds`` element types must be
-    compatible, too: equal, unknown, or of the same kind. No recursion.
+    """Return True if two shapes have the same tuple structure and the same extents. With ``kinds`` their
+    element types must also be equal, unknown, or of the same kind. No recursion.
     """
     pending = [(left, right)]
     seen: set[tuple[int, int]] = set()
@@ -250,8 +250,8 @@ def _clamp(op: TypedInstruction) -> Shape:
 
 
 def listed(op: TypedInstruction, key: str, rank: int) -> tuple[int, ...]:
-    """Return an attribute that lists distinct dimensions of an operand with ``rank`` dimensions. Raises
-    ``ValueError`` for others.
+    """Return the attribute ``key``, a list of dimensions of an operand with ``rank`` dimensions. Raises
+    ``ValueError`` if a dimension occurs twice or does not exist.
     """
     dimensions = op.ints(key)
     if len(set(dimensions)) != len(dimensions) or any(not 0 <= dim < rank for dim in dimensions):
@@ -268,7 +268,7 @@ class _Contracted:
 
 
 def _contracted(op: TypedInstruction) -> _Contracted:
-    """Return the batch, contracting and other dimensions of a matrix product. Raises ``ValueError`` if paired
+    """Return the batch, contracting and other dimensions of a matmul. Raises ``ValueError`` if paired
     dimensions differ in extent.
     """
     left, right = op.array(0), op.array(1)
@@ -435,8 +435,8 @@ def check_reducer(callee: Callee, values: Sequence[Shape]) -> None:
 
 
 def _halves(op: TypedInstruction) -> tuple[list[ArrayShape], tuple[Shape, ...]]:
-    """Split the operands of a reduction into two halves: the reduced arrays, whose extents must be equal, and
-    their scalar initial values.
+    """Return the operands of a reduction as two groups: the arrays that are reduced, and their scalar initial
+    values. Raises ``ValueError`` if the arrays differ in extents.
     """
     body, count = op.callee("to_apply"), len(op.operands)
     if count % 2 or not count:

@@ -62,8 +62,8 @@ def _check_arguments(callee: Callee, given: Sequence[Shape], what: str, *, all_u
 
 
 def _fits(callee: Callee, number: int, wanted: Shape, given: Shape) -> bool:
-    """Return True if the shape ``given`` matches ``wanted``, the declared shape of parameter ``number`` of a
-    computation (-1: of its result).
+    """Return True if the shape ``given`` matches ``wanted``, which the computation ``callee`` declares for
+    parameter ``number`` (-1: for its result).
     """
     if (number, given) in callee.matches:
         return True
@@ -129,8 +129,8 @@ def _gathered(op: TypedInstruction, *, start: bool = False) -> Shape:
 
 
 def _shards(op: TypedInstruction, made: Shape, *, joins: bool) -> tuple[int, int] | None:
-    """Return the dimension along which a collective joins or splits its operands, and the number of parts,
-    one per device. Return None for a dynamic extent.
+    """Return the dimension along which a collective joins (``joins``) or splits its operands, and the number
+    of shards, one per device. Return None for a dynamic extent. ``made`` is the result shape.
     """
     parts = [made] if len(op.operands) == 1 else list(made.elements or ())
     if len(parts) != len(op.operands):
@@ -261,8 +261,8 @@ def _recv_done(op: TypedInstruction) -> Shape:
 
 
 def _async_start(op: TypedInstruction) -> Shape:
-    """Infer the result shape of an ``async-start``: a tuple of its operands, its result, and further elements
-    that depend on the backend.
+    """Infer the result shape of an ``async-start``. It is a tuple of the operands, the result of the
+    asynchronous operation, and further elements that depend on the backend.
     """
     callee = op.callee("calls" if "calls" in op.attributes else "to_apply")
     _check_arguments(callee, op.operands, "the computation")
@@ -348,8 +348,8 @@ class Inference:
         stated: Shape | None = None,
         group_size: int = 1,
     ) -> Shape | None:
-        """Infer the result shape of an operation. Return None if any shape is valid. Raises ``ValueError``
-        with the expectation if operands or attributes are invalid.
+        """Infer the result shape of an operation. Return None if the operation allows any shape. Raises
+        ``ValueError`` with the expected value if operands or attributes are invalid.
         """
 
         def callee(key: str, index: int = 0) -> Callee:
@@ -412,7 +412,7 @@ _UNCHECKED = frozenset({"parameter", "constant", "custom-call", "infeed", "outfe
 
 
 class _Checker:
-    """Checker of the shapes in one module. ``_numbers`` has a number for each shape; shapes that differ only
+    """Checker of the shapes in one module. ``_numbers`` maps each shape to a number; shapes that differ only
     in layout have the same number.
     """
 
@@ -429,8 +429,8 @@ class _Checker:
         self._numbers = [self._number(shape) for shape in self.module.shapes]
 
     def _number(self, shape: Shape) -> int:
-        """Return the number of a shape, ignoring layouts. A tuple that occurs in several shapes is processed
-        once; the parser limits the depth of the recursion.
+        """Return the number of a shape, which ignores layouts. A tuple that occurs in several shapes is
+        processed once; the parser limits the depth of the recursion.
         """
         leaf, structures = shape.array, self._structures
         if leaf is not None:
@@ -472,8 +472,8 @@ class _Checker:
                     fitting.add(key)
 
     def _is_called_right(self, attributes: Mapping[str, str], given: list[int], made: int) -> bool:
-        """Return True if the operands and the result of a fusion have exactly the shapes of its computation.
-        All shapes are numbers from :meth:`_number`.
+        """Return True if the operands and the result of a fusion have exactly the shapes that its computation
+        declares. ``given`` and ``made`` are these shapes as numbers from :meth:`_number`.
         """
         name = attributes.get("calls", "").lstrip("%")
         wanted = self._signatures.get(name)

@@ -61,8 +61,9 @@ def _reshape(op: TypedInstruction) -> Shape:
 
 
 def _bitcast(op: TypedInstruction) -> Shape:
-    """Infer a bitcast, another view of the same bytes. As in XLA, sizes are compared if layouts are assigned,
-    but not for tiled layouts, which may be padded, or for packed small types.
+    """Infer the result of a bitcast, another view of the same bytes. As in XLA, the sizes of operand and
+    result are compared if layouts are assigned. They are not compared for tiled layouts, which may be padded,
+    and for packed small types.
     """
     result, given = op.stated(), op.operands[0]
     before, after = given.array, result.array

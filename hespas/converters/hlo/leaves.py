@@ -51,9 +51,9 @@ _PARTS = "-start", "-done", "-update"
 
 
 class Leaf(NamedTuple):
-    """One operation. ``kind`` is its StableHLO name. ``made`` has element type and extents of each result.
-    ``name`` and ``frame`` are the framework's name and the source position of the operation from which it was
-    compiled (``""`` if unknown).
+    """One operation of a module in which nested computations are expanded. ``kind`` is its StableHLO name.
+    ``made`` has the element type and the extents of each result. ``name`` and ``frame`` describe the
+    operation of the source program: the framework's name and the source position (``""`` if unknown).
     """
 
     kind: str
@@ -67,11 +67,11 @@ class Leaves:
     """Operations of a module after the expansion of fusions and calls (*leaves*). Leaves of kind
     ``parameter`` are the arguments of the program.
 
-    ``operands`` has the leaves that each leaf reads; operations in :data:`PASSES_ON` are skipped. ``depth``
-    is the number of loops around a leaf. ``carried`` lists the leaves of each instruction that runs under its
-    own name. ``uses`` maps an instruction to the instructions whose results it reads, also from inside
-    computations that it executes. The module runs on ``devices`` devices; on each its arguments have
-    ``argument_bytes`` and its results ``result_bytes`` (NaN: unknown).
+    ``operands`` has, for each leaf, the indices of the leaves that it reads; operations in :data:`PASSES_ON`
+    are skipped. ``depth`` is the number of loops around each leaf. ``carried`` maps each instruction that
+    runs under its own name to its leaves. ``uses`` maps an instruction to the instructions whose results it
+    reads, also from inside computations that it executes. The module runs on ``devices`` devices; on each its
+    arguments have ``argument_bytes`` and its results ``result_bytes`` (NaN: unknown).
     """
 
     leaves: list[Leaf] = field(default_factory=list[Leaf])
@@ -111,10 +111,11 @@ def module_leaves(data: bytes, name: str) -> Leaves:
 
 
 def leaves_of(module: HloModule) -> Leaves:
-    """Return the leaves of a module: the instructions that do work themselves and call no computation that is
-    expanded. Every computation that runs is expanded once. Its parameters are
-    replaced by the operands of its first caller; parameters of loop bodies are replaced by the initial values
-    of the loop. Computations of reductions are not expanded.
+    """Return the leaves of a module: the instructions that remain when fusions and calls are expanded.
+
+    Every computation that runs is expanded once. Its parameters are replaced by the operands of its first
+    caller. Parameters of loop bodies are replaced by the initial values of the loop. Computations of
+    reductions are not expanded.
 
     Raises ``FormatError`` if a called computation is missing or calls itself, ``ValueError`` for a malformed
     attribute. O(instructions) plus shared computations; recursion on tuples only.
@@ -189,8 +190,8 @@ def _entered(module: HloModule, ordered: Sequence[Computation]) -> list[Computat
 
 
 class _Symbol(NamedTuple):
-    """Placeholder in a leaf's operands for a parameter of the computation or, with ``path``, for an element
-    of a tuple parameter.
+    """Placeholder for a parameter of a computation in the operands of a leaf. With ``path`` it represents an
+    element of a tuple parameter: the index at each level of nesting.
     """
 
     parameter: int
@@ -199,8 +200,8 @@ class _Symbol(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class _LeafWalk:
-    """Expansion of nested computations to leaves, callees first. Symbols represent parameters until the
-    operands of the callers are known.
+    """State of the expansion of nested computations to leaves, callees first. Parameters are symbols
+    (:class:`_Symbol`) until the operands of the callers are known.
     """
 
     module: HloModule

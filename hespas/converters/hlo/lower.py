@@ -78,8 +78,8 @@ class GraphLowering:
     def __init__(
         self, emitter: NodeEmitter, bodies: Bodies, communication: Communication, *, in_order: bool = False
     ) -> None:
-        """Prepare the lowering. With ``in_order`` the device executes instructions in text order, and each
-        waits for the one before.
+        """Prepare the lowering. ``in_order`` means that the device executes instructions in text order, so
+        that each waits for the previous one.
         """
         self.emitter = emitter
         self.program = emitter.program
@@ -141,8 +141,8 @@ class GraphLowering:
         return list(dict.fromkeys([nodes[operand] for operand in operands]))
 
     def control_nodes(self, frame: LoweringFrame, index: int) -> list[int]:
-        """Return the nodes of an instruction's ``control-predecessors``. A predecessor that does not come
-        before the instruction is reported and left out. If a predecessor is an asynchronous start, the
+        """Return the nodes of an instruction's ``control-predecessors``. A predecessor that does not precede
+        the instruction in the text is reported and left out. If a predecessor is an asynchronous start, the
         instruction waits only until it is issued: for the dependencies of the start, and not for the
         operation that it started.
         """
@@ -205,9 +205,9 @@ class GraphLowering:
         return node
 
     def _place_in_order(self, computation: Computation, index: int) -> int:
-        """Classify an instruction for a device that executes instructions in order: :data:`_IN_LINE` waits
-        for the previous instruction and delays the next one, :data:`_BESIDE` (an asynchronous start) only
-        waits, and :data:`_ANYWHERE` does neither.
+        """Classify an instruction for a device that executes instructions in order. :data:`_IN_LINE` waits
+        for the previous instruction and delays the next one. :data:`_BESIDE` (an asynchronous start) waits
+        for the previous instruction but delays none. :data:`_ANYWHERE` does neither.
         """
         opcode = computation.opcodes[index]
         if opcode.endswith("-start") or (
@@ -400,8 +400,8 @@ class GraphLowering:
                 self.emitter.builder.add_extra(node, IN_PLACE, 0, text.encode())
 
     def _collective_fusion(self, frame: LoweringFrame, index: int, cost: Cost, body: BodyCost) -> None:
-        """Add a fusion that contains a collective as a node. The collective counts only in the fusion that
-        starts it, not in those that continue and complete it.
+        """Add a fusion that contains a collective as a node. The collective is added only with the fusion
+        that starts it, and not with the fusions that continue and complete it.
         """
         computation = frame.computation
         inner, inner_index = body.collectives[0]
@@ -443,8 +443,8 @@ class GraphLowering:
         self.communication.annotate(node, (inner, inner_index), inner_rows, result, fused)
 
     def bind(self, frame: LoweringFrame, index: int, value: LoweredValue) -> None:
-        """Record the elements of a tuple that a call returned. Users of an element then depend on its node
-        instead of the node of the call.
+        """Record the nodes that produce the elements of a tuple that a call returned. Users of an element
+        then depend on the node of that element and not on the node of the call.
         """
         if value.parts is not None:
             frame.parts[index] = value.parts
@@ -489,9 +489,9 @@ class _ControlDeps:
         return self.lowering.write(LoweringFrame(part, region, frame.depth + 1, arguments, frozenset({0})))
 
     def _gate(self, frame: LoweringFrame, index: int, node: int, outer: Gate | None) -> Gate | None:
-        """Return the gate for nodes that wait for the decision of instruction ``index`` (see
-        :class:`~hespas.converters.hlo.module.Gate`). A constant decision needs none, so ``outer`` is
-        returned.
+        """Return the gate for nodes that wait for ``node``, the loop or branch decision that instruction
+        ``index`` makes (see :class:`~hespas.converters.hlo.module.Gate`). For a constant decision return
+        ``outer``, because nodes do not wait for a constant.
         """
         is_constant = frame.computation.opcodes[index] == "constant"
         return outer if is_constant else Gate(node, len(self.builder), outer)
@@ -508,8 +508,8 @@ class _ControlDeps:
         self.lowering.bind(frame, index, result)
 
     def loop(self, frame: LoweringFrame, index: int) -> None:
-        """Lower a ``while`` to one region with condition and body, its trip count, and carried edges. The
-        final evaluation of the condition is left out.
+        """Lower a ``while`` to one region with condition and body, a trip count, and loop-carried
+        dependencies. The final evaluation of the condition is left out.
         """
         computation = frame.computation
         if len(computation.operands[index]) != 1:

@@ -64,8 +64,8 @@ class ArrayShape:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Shape:
-    """Array shape, with ``elements`` None, or tuple shape. A tuple does not list its arrays, because tuples
-    may contain one shape many times.
+    """Shape of an array (``elements`` is None) or of a tuple. A tuple does not list its arrays, because
+    tuples may contain one shape many times.
 
     ``values`` counts the arrays and tuples in a shape, including itself. The constructor raises
     ``UnsupportedError`` beyond the limits on values and nesting. Hashing is O(1), and so is the comparison of
@@ -146,8 +146,8 @@ def _array(match: re.Match[str]) -> ArrayShape:
 
 
 def parse_shape(text: str) -> Shape:
-    """Parse a shape. Raises ``ValueError`` with the expectation, ``UnsupportedError`` for a tuple beyond the
-    limits. No recursion.
+    """Parse a shape such as ``f32[2,3]{1,0}``. Raises ``ValueError`` with the expected text, and
+    ``UnsupportedError`` for a tuple beyond the limits. No recursion.
     """
     clean = strip_comments(text)
     stack: list[list[Shape]] = [[]]
@@ -229,12 +229,12 @@ class ShapeTable:
 
 @dataclass(slots=True, eq=False)
 class Computation:
-    """One computation. The lists have one entry per instruction, in text order.
+    """One computation of a module. The lists have one entry per instruction, in text order.
 
-    ``shapes`` has rows of the module's shapes, and ``operands`` instruction numbers of the same computation.
-    ``parameters`` maps the number of each parameter to its instruction. ``payloads`` has the number of a
-    parameter or the text of a short constant (else ``""``). ``attributes`` has the values as written, and
-    ``positions`` the offset of each instruction in the text. ``root`` is an instruction number.
+    ``shapes`` are indices into the module's shapes, and ``operands`` instruction numbers of the same
+    computation. ``parameters`` maps the number of each parameter to its instruction. ``payloads`` has the
+    number of a parameter or the text of a short constant (else ``""``). ``attributes`` has the values as
+    written, and ``positions`` the offset of each instruction in the text. ``root`` is an instruction number.
     """
 
     name: str
@@ -256,8 +256,8 @@ class Computation:
 
 @dataclass(slots=True, eq=False)
 class FrameTable:
-    """Stack frames in the module's header, to which the ``stack_frame_id`` of an instruction refers. They
-    give source positions.
+    """Stack frames in the header of a module. They give the source position of an instruction, which refers
+    to them by ``stack_frame_id``.
     """
 
     files: dict[int, str] = field(default_factory=dict[int, str])
@@ -333,9 +333,9 @@ class LoweredValue:
 class Gate:
     """Decision of a loop or branch, made by ``node``, for which the nodes of the body wait.
 
-    ``first`` is the number of the first node of the body. Only nodes without a dependency on another node of
-    the body need an edge from the decision; they are listed in ``waiting``. ``outer`` is the gate of the
-    enclosing loop or branch.
+    ``first`` is the number of the first node of the body. Nodes that depend on another node of the body need
+    no edge from the decision. The nodes that have such an edge are listed in ``waiting``. ``outer`` is the
+    gate of the enclosing loop or branch.
     """
 
     node: int
@@ -344,8 +344,8 @@ class Gate:
     waiting: list[int] = field(default_factory=list[int])
 
     def control(self, node: int, deps: list[int], control: list[int]) -> list[int]:
-        """Return the control dependencies of a new node. If the node needs an edge from the branch or loop
-        decision, it is added. O(gates).
+        """Return the control dependencies of a new node: ``control``, and the decision of the branch or loop
+        if the node depends on no other node of the body. O(gates).
         """
         last = max([*deps, *control], default=-1)
         gate: Gate | None = self
@@ -362,11 +362,12 @@ class Gate:
 class LoweringFrame:
     """State of lowering one computation.
 
-    ``arguments`` are the values of its parameters (empty for the entry, whose parameters are nodes).
-    ``nodes`` has the node of each instruction lowered so far, and ``parts`` the elements of tuples. ``state``
-    has the numbers of parameters that hold the state of an enclosing loop; ``readers`` lists (element, node)
-    for the nodes that read it (element -1: all of it). ``async_results`` maps an asynchronous start to the
-    last node of its computation, and ``issues`` to the dependencies of the start itself.
+    ``arguments`` are the values of the computation's parameters (empty for the entry, whose parameters are
+    nodes). ``nodes`` has the node of each instruction lowered so far, and ``parts`` the elements of tuples.
+    ``state`` has the numbers of parameters that hold the state of an enclosing loop. ``readers`` lists
+    (element, node) for the nodes that read that state (element -1: all of it). ``async_results`` maps an
+    asynchronous start to the last node of its computation, and ``issues`` maps it to the dependencies of the
+    start itself.
     """
 
     computation: Computation

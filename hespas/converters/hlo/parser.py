@@ -164,8 +164,8 @@ class _HloParser:
         return _HEAD.match(self.text, inner) is not None
 
     def _bodies(self, start: int) -> tuple[int, str]:
-        """Parse computations written inside an attribute. Return the offset after them, and their generated
-        names as attribute text.
+        """Parse the computations that are written inside an attribute. Return the offset after them, and
+        their names as the text of the attribute. Computations without a name get a generated one.
         """
         source = self.source
         inner = source.skip_space(start + 1)
@@ -308,8 +308,8 @@ class _HloParser:
         name: str,
         named_at: int,
     ) -> tuple[int, int]:
-        """Parse the text after ``name =``, or a nested operand, which has no name and no attributes. Return
-        the number of the new instruction and the offset after it.
+        """Parse the text after ``name =``, or a nested operand, which has no name and no attributes. Add the
+        instruction, and return its number and the offset after it.
         """
         text, source = self.text, self.source
         shape = _SHAPE.match(text, start)

@@ -163,8 +163,8 @@ class HloProgram:
         return tuple([shapes[operand] for operand in computation.operands[index]])
 
     def result_row(self, computation: Computation, index: int) -> int:
-        """Return the shape row of an instruction's data: the results of an asynchronous start or a receive,
-        without handles and copies of operands.
+        """Return the shape row of the data that an instruction produces. For an asynchronous start or a
+        receive these are the results, without handles and copies of operands.
         """
         row = computation.shapes[index]
         base, suffix = base_opcode(computation.opcodes[index])
@@ -250,8 +250,8 @@ class HloProgram:
             raise self.error(computation, index, f"expected the number of a parameter: {error}") from error
 
     def program_bytes(self) -> str:
-        """Return text with the sizes [bytes] of parameters, results, and parameters that results may
-        overwrite, for the metadata of the graph.
+        """Return the memory of the program as text for the metadata of the graph: the sizes [bytes] of the
+        parameters, of the results, and of the parameters that results may overwrite.
         """
         entry = self.module.entry
         sizes = {
@@ -263,8 +263,8 @@ class HloProgram:
         return program_bytes(parameters, self.all_bytes(entry.shapes[entry.root]), self._donated)
 
     def result_over(self, parameter: int) -> int:
-        """Return the index of the result that overwrites a parameter of the entry, -1 for none. Nested tuples
-        of results are not supported.
+        """Return the index of the result that overwrites a parameter of the entry computation, -1 for none.
+        Nested tuples of results are not supported.
         """
         return self._written_over.get(parameter, -1)
 
@@ -302,8 +302,8 @@ class HloProgram:
 
 @dataclass(frozen=True, slots=True)
 class _OperationContext:
-    """Operation for which a function builds the attributes of the cost table. ``bodies`` has the costs of
-    scalar computations.
+    """Operation and its surroundings, from which the attributes for the cost table are built. ``bodies`` has
+    the cost of each scalar computation that the operation applies, by the name of the computation.
 
     ``in_place`` is True if the first operand's buffer may be overwritten. ``materialised`` is True for a
     compiled program, in which every instruction outside fusions is a kernel.
@@ -435,8 +435,9 @@ _Place = tuple[Computation, int]
 
 
 def source_dtypes(program: HloProgram, computation: Computation, index: int) -> tuple[DType, DType] | None:
-    """Return the operand types that a product had before the compiler converted them to f32. Return None for
-    instructions that are neither such a product nor a fusion with one.
+    """Return the operand types that a matmul or convolution had before the compiler converted its operands to
+    f32. The instruction may also be a fusion with one matmul or convolution. Return None for others, and if
+    an operand was not converted.
     """
     inside, product, callers = computation, index, list[_Place]()
     if computation.opcodes[index] in _CALLS:
@@ -470,8 +471,8 @@ def widens(program: HloProgram, computation: Computation, index: int) -> bool:
 
 
 def _narrow(program: HloProgram, at: _Place, callers: list[_Place]) -> DType | None:
-    """Follow a value through views and fusions back to a conversion to f32 that the compiler inserted. Return
-    the type before it, or None without such a conversion.
+    """Return the type of a value before the compiler converted it to f32. The conversion is searched
+    backwards through views and fusions. Return None if there is none.
     """
     callers = list(callers)
     kind = _dtype(program, at)

@@ -29,10 +29,10 @@ _LIBRARY_PRODUCT = re.compile(r"gemm|conv|matmul|cublas|dot", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Operation of the source program: its framework name and its position ``file:line``, each ``""`` if
-    unknown.
+    """Operation of the source program: the framework's name of it and its position ``file:line``, each ``""``
+    if unknown.
 
-    ``multiplies`` is True for a matrix product or convolution. Its name may be that of a transpose that XLA
+    ``multiplies`` is True for a matmul or convolution. Its name may be the name of a transpose that XLA
     merged into it.
     """
 
@@ -43,11 +43,11 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class Provenance:
-    """Source operations of one instruction: those in its own metadata, and those in the metadata of all
+    """Source operations of one instruction. They are stated in the metadata of the instruction, and of all
     instructions that it fuses or calls.
 
     ``inferred`` is True if the compiler inserted the instruction (a copy, a bitcast). ``origins`` are then
-    taken from its users or, if these have none, from its operands.
+    taken from the instructions that use its result or, if these have none, from its operands.
     """
 
     origins: tuple[Origin, ...]
@@ -131,8 +131,8 @@ def _own_and_called(
     cache: dict[str, _CalledOrigin],
 ) -> tuple[Origin, ...]:
     """Return the source operations of an instruction and of the computations that it calls, in text order.
-    Names of program arguments are left out. ``cache`` has the source operations of computations. No
-    recursion.
+    ``arguments`` are names of program arguments; source operations with such a name are left out. ``cache``
+    has the source operations of called computations. No recursion.
     """
     collected = dict.fromkeys(_metadata(module, computation, index))
     runs_itself = computation.opcodes[index] in _RUNS_ITSELF
@@ -188,8 +188,8 @@ def _parts(name: str) -> list[str]:
 
 
 def _spread(computation: Computation, own: list[tuple[Origin, ...]]) -> list[tuple[Origin, ...]]:
-    """Return the source operations of each instruction. An instruction without any gets those of its users,
-    else those of its operands. O(edges).
+    """Return the source operations of each instruction. An instruction without source operations gets the
+    source operations of its users or, if these have none, of its operands. O(edges).
     """
     origins = list(own)
     users: list[list[int]] = [[] for _ in origins]

@@ -76,8 +76,8 @@ class FirstFrame(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """Top-level fields of one protobuf message, by which its schema version is recognised: (field number,
-    wire type, content if length-delimited).
+    """Top-level fields of one protobuf message, from which the schema version is recognised. A field is a
+    tuple of field number, wire type and content (empty unless it is length-delimited).
     """
 
     fields: tuple[tuple[int, int, bytes], ...]
@@ -114,12 +114,12 @@ def first_frame(signature: Signature) -> FirstFrame:
 
 
 def possible_versions(signature: Signature) -> frozenset[str]:
-    """Return the versions whose traces may begin with this frame.
+    """Return the versions whose traces may begin with a message with this ``signature``.
 
-    All proto2 versions may start with a node, because writers lagged behind the schema; the current codec
-    reads such a file only as a faulty one. Field 1 of a metadata frame is a version label or an attribute. An
-    attribute begins with the tag of its name, a line feed, and a version label never does. Attributes of
-    proto2 contain a type; in their place current ones have a doc string.
+    A trace of any proto2 version may start with a node, because writers lagged behind the schema. The current
+    codec reads such a file only as a faulty one. Field 1 of a metadata message is a version label or an
+    attribute. An attribute begins with the tag of its name, a line feed, and a version label never does. In
+    attributes of proto2, the field that now holds the doc string holds a type.
     """
     if first_frame(signature) is not FirstFrame.METADATA:
         return _PROTO2 | {CURRENT}
@@ -208,8 +208,8 @@ def _fitting(
 
 
 def _fits_old(version: SchemaVersion, evidence: Evidence, texts_are_lists: bool) -> bool:
-    """Return True if a version before 0.0.4 (proto2) can explain the evidence: it has every field that
-    occurs, allows the values, and requires no field that some node lacks.
+    """Return True if a schema version before 0.0.4 (proto2) can have produced the evidence. It must have
+    every field that occurs, allow all values, and require no field that some node lacks.
     """
     if evidence.broken & {_PACKED_PARENTS, _ATTRIBUTE_TAG}:
         return False
@@ -243,8 +243,9 @@ def _explains(
     seen: _ValueTraits,
     texts_are_lists: bool,
 ) -> bool:
-    """Return True if the version allows the values of an attribute type. ``type_and_tag`` is the declared
-    type and the protobuf tag of the field that holds the value; ``seen`` are the traits of the values.
+    """Return True if a schema version, with the attribute types ``declared``, allows the values of one
+    attribute type. ``type_and_tag`` is the number of that type and the protobuf tag of the field that holds
+    the value. ``seen`` are the traits of the values.
     """
     number, tag = type_and_tag
     if number >= len(declared) or declared[number].field.number != tag >> 3:
@@ -263,8 +264,8 @@ def _explains(
 
 
 def _meaning(version: SchemaVersion, evidence: Evidence) -> Hashable:
-    """Return a value that shows how a schema version interprets the evidence. Two versions with equal values
-    read the file as the same graph.
+    """Return the interpretation of the evidence by a schema version, as a value for comparisons. Two versions
+    with equal values read the file as the same graph.
     """
     fields = version.node.fields
     roles = frozenset(
@@ -360,9 +361,10 @@ def _oldest(labels: Iterable[str]) -> str:
 
 
 def _reading(alike: set[str], wanted: Collection[str], *, has_metadata: bool) -> str:
-    """Return the version whose table is used for reading, out of versions that read the same graph. The
-    current version is read fastest. Otherwise it is the newest version with the oldest attribute table, which
-    has the most collectives; versions in ``wanted`` are preferred.
+    """Return the version whose field table is used for reading, from the versions ``alike``, which all read
+    the same graph. The current version is preferred for a file with metadata, because it is read fastest.
+    Otherwise it is the newest version that shares the attribute table of the oldest one, because that has the
+    most collectives. Versions in ``wanted`` come first.
     """
     if CURRENT in alike and has_metadata:
         return CURRENT
@@ -373,8 +375,8 @@ def _reading(alike: set[str], wanted: Collection[str], *, has_metadata: bool) ->
 
 
 def _listed(labels: Collection[str]) -> str:
-    """Return the names of versions for a message, oldest first. Revisions of 0.0.3 have one name unless only
-    revisions are listed.
+    """Return the names of versions for a message, oldest first. All revisions of 0.0.3 are called 0.0.3
+    unless only revisions are listed.
     """
     revisions = NAMED["0.0.3"]
     short = not revisions.issuperset(labels)
@@ -432,8 +434,8 @@ class Evidence:
 
     A tag is a field number with its wire type. ``largest`` has the largest integer by tag (0 for other
     types). ``lacking`` has the numbers of fields that are missing in some node. ``broken`` has the tags whose
-    content is malformed where a schema expects a message or a list, ``not_text`` those whose content is not
-    text. ``values`` has the traits of attribute values by (declared type, tag). ``valueless`` has the
+    content is malformed where a schema expects a message or a list. ``not_text`` has the tags whose content
+    is not text. ``values`` has the traits of attribute values by (declared type, tag). ``valueless`` has the
     declared types of attributes without a value. ``unlike_proto3`` is True if a proto3 serialiser would have
     written some node differently.
     """
@@ -495,8 +497,8 @@ class Evidence:
             self._attributes(fields, rows)
 
     def _attributes(self, fields: WireFields, rows: Longs) -> None:
-        """Add distinct values to a set. Of many values only the smallest and the largest are added: no schema
-        version allows so many, so the others do not matter.
+        """Record the types, value traits and collective kinds of the attributes in the fields ``rows``. If an
+        attribute is malformed, record only that.
         """
         start = fields.at[rows]
         inner = walk(fields.window, start, start + fields.value[rows].view(np.int64))
@@ -526,8 +528,9 @@ class Evidence:
 
     @staticmethod
     def _few(into: set[int], values: Words) -> None:
-        """Add the distinct values to a set. If there are many, add only the smallest and the largest: no
-        version allows a number that large, so the others do not matter.
+        """Add the distinct ``values`` to a set. If there are many, add only the smallest and the largest: the
+        largest is then above every number that a schema version allows, so the values in between do not
+        matter.
         """
         distinct: list[int] = np.unique(values).tolist()
         into.update(distinct if len(distinct) < _MANY else (distinct[0], distinct[-1]))

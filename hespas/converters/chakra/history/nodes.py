@@ -74,8 +74,9 @@ _INTEGER_BOUNDS: dict[int, tuple[int, int]] = {
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _OldAttributes:
-    """Decoded attributes of a batch of nodes of an old schema. ``bad`` marks attributes that the schema does
-    not allow; ``run_time`` has the attribute ``runtime`` of each node.
+    """Decoded attributes of a batch of nodes of an old schema. ``run_time`` is the value of the attribute
+    ``runtime`` of each node, in a unit that the schema does not define. ``bad`` marks what the schema does
+    not allow.
     """
 
     columns: AttributeColumns
@@ -99,9 +100,9 @@ class _OldAttributeRows:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _AttributeMessages:
-    """Encoded attribute messages, one per entry of ``start``, ``length`` and ``number``, which is the
-    declared type. ``inner`` has the fields of all messages. ``held`` are the indices of those fields that
-    hold a value in the field of the declared type.
+    """Encoded attribute messages. ``start`` and ``length`` are their byte spans, and ``number`` their
+    declared types. ``inner`` has the fields of all messages. ``held`` are the indices of the fields in
+    ``inner`` that hold the value of an attribute.
     """
 
     inner: WireFields
@@ -129,10 +130,12 @@ class _AttributeDecoder:
     def decode(
         self, window: ByteWindow, offsets: Longs, start: Longs, length: Longs, *, of_nodes: bool = True
     ) -> _OldAttributes:
-        """Return the attributes at the given byte spans. ``offsets`` groups them by owner; ``bad`` has one
-        entry per attribute.
+        """Return the attributes at the byte spans ``start`` and ``length``. Owner ``i`` (a node or the
+        metadata) has the attributes ``offsets[i]:offsets[i + 1]``. ``bad`` of the result has one entry per
+        attribute.
 
-        With ``of_nodes`` the owners are nodes, and names such as ``runtime`` get their special meaning.
+        With ``of_nodes`` the owners are nodes, and the numbers of collective kinds and names such as
+        ``runtime`` are converted to the current schema.
         """
         inner = walk(window, start, start + length)
         declared = inner.scalar(_DECLARED_TAG)
@@ -222,8 +225,8 @@ class _AttributeDecoder:
     def _encoded_lists(
         self, raw: _AttributeMessages, rows: Longs, key: NDArray[np.int32], target: Bytes
     ) -> ByteRows:
-        """Return list values as list messages of the current schema; update ``target`` for lists that get
-        another type. Equal lists are encoded once.
+        """Return list values as encoded list messages of the current schema. Set ``target``, the field number
+        of each value, for lists that become another type. Equal lists are encoded once.
         """
         named = (key[rows] == self.keys.find(_TRUTHS)).tolist()
         bounds = np.searchsorted(raw.inner.owner, np.stack([rows, rows + 1])).tolist()
@@ -325,8 +328,8 @@ _DAMAGED = "write the trace again with one version of Chakra: the file is damage
 
 @dataclass(slots=True)
 class HistoricDecoder:
-    """Decoder of the frames of one file in an older schema; :class:`.decode.Decoder` is its counterpart for
-    the current one.
+    """Decoder of the messages of one file in an older schema. For the current schema, see
+    :class:`.decode.Decoder`.
 
     ``run_times`` counts durations from fields whose unit the schema does not define.
     """
@@ -345,8 +348,9 @@ class HistoricDecoder:
         self._attributes = _AttributeDecoder(self.version, self.keys)
 
     def nodes(self, batch: FrameBatch) -> EtColumns:
-        """Return the nodes of a batch; keys and metadata stay empty. Raise :class:`FormatError` with the byte
-        offset of a malformed message (``ET001``) or one outside this schema (``ET003``).
+        """Return the nodes of a batch; attribute names and metadata stay empty. A message is faulty if it is
+        malformed (``ET001``) or does not fit this schema (``ET003``). Raise :class:`FormatError` with its
+        byte offset, or skip and record it if ``on_error`` is set.
         """
         columns, bad, run_times = self._decode(batch)
         if bad.any():
@@ -488,8 +492,8 @@ class _AttributePart(NamedTuple):
 
 
 def _decode_fields(fields: WireFields, version: SchemaVersion, keys: KeyTable) -> _OldAttributes:
-    """Convert the fields of 0.0.1 nodes to attributes of the current schema. ``bad`` is True for nodes that
-    the schema does not allow.
+    """Convert the fields of nodes of version 0.0.1, which has no attributes, to attributes of the current
+    schema. ``bad`` of the result marks nodes that the schema does not allow.
     """
     bad = np.zeros(fields.messages, np.bool_)
     by_name = {spec.name: spec for spec in version.node.fields.values()}
@@ -524,8 +528,8 @@ def _decode_fields(fields: WireFields, version: SchemaVersion, keys: KeyTable) -
 def _integers(
     fields: WireFields, spec: FieldSpec, target: AttributeField, version: SchemaVersion
 ) -> list[_AttributePart]:
-    """Return an integer field as an attribute of the nodes that have it. The default of an enumeration counts
-    as absent. Values too large for ``target`` get the unsigned type.
+    """Return an integer field as an attribute of type ``target`` of the nodes that have the field. The
+    default (0) of an enumeration counts as absent. Values too large for ``target`` get the unsigned type.
     """
     tag = tag_of(spec.number, WireType.VARINT)
     has, value = fields.has(tag), fields.scalar(tag)

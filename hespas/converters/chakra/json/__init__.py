@@ -71,8 +71,8 @@ def is_metadata(keys: set[str]) -> bool:
 
 
 class KnownNodes:
-    """Cache of encoded nodes by their JSON text. It saves time because the files of one rank class differ in
-    few nodes. Its size is bounded.
+    """Cache of nodes that were already converted, by their JSON text. It saves time because the files of one
+    rank class differ in few nodes. Its size is bounded.
     """
 
     def __init__(self) -> None:
@@ -93,7 +93,8 @@ class KnownNodes:
 
 
 class JsonFrames:
-    """Messages of one file; findings go to ``diagnostics``. Files of one set may share a ``cache``.
+    """Reader that converts the nodes of one JSON file to protobuf messages. Findings go to ``diagnostics``.
+    Files of one set may share a ``cache``.
 
     With ``lenient``, invalid nodes are skipped and recorded. Raises :class:`FormatError` (``ET001``,
     ``ET002``) and :class:`UnsupportedError` (``ET003``) with document, line and node.

@@ -55,7 +55,7 @@ _BATCH_BYTES = 1 << 20
 
 
 def read_chakra_json(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> Workload:
-    """Read a file, or a directory of files ``NAME.{rank}.json`` with a ``comm_group.json``.
+    """Read a JSON trace, or a directory of files ``NAME.{rank}.json`` with a ``comm_group.json``.
 
     Raises the errors of :func:`.reader.read_traces`. Memory: the columns, and a block of text.
     """
@@ -63,7 +63,7 @@ def read_chakra_json(path: Path, options: ReadOptions, diagnostics: Diagnostics)
 
 
 def write_chakra_json(value: Value, path: Path, options: WriteOptions, diagnostics: Diagnostics) -> None:
-    """Write the chosen ranks: a directory, or a file if there is only one rank.
+    """Write the chosen ranks as JSON traces: a directory, or a file if there is only one rank.
 
     Raises the errors of :func:`.writer.write_traces`.
     """

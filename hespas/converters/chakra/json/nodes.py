@@ -355,8 +355,8 @@ def _whole(kind: ProtoKind, raw: int | bytes) -> int:
 
 
 def _by_message(*roots: MessageSpec) -> dict[str, dict[str, FieldSpec]]:
-    """Return the fields of ``roots`` and of all messages nested in them, by message and by name, both as
-    ``comm_size`` and as ``commSize``.
+    """Return the fields of ``roots`` and of all messages nested in them, by message name, then by field name.
+    Each field is listed under both JSON spellings (``comm_size`` and ``commSize``).
     """
     fields_of: dict[str, dict[str, FieldSpec]] = {}
     waiting = list(roots)
@@ -374,7 +374,8 @@ _FIELDS_BY_MESSAGE = _by_message(NODE, GLOBAL_METADATA)
 
 
 def message_bytes(spec: MessageSpec, value: JsonValue, unknown: list[str]) -> bytes:
-    """Return the message of an object in canonical form; names outside the schema are added to ``unknown``.
+    """Return the canonical protobuf encoding of a message that is given as a JSON object. Names outside the
+    schema are added to ``unknown``.
 
     Raises :class:`WrongValueError`, whose message starts with the path to the value.
     """

@@ -66,8 +66,9 @@ def offsets_of(lengths: NDArray[np.integer]) -> Longs:
 
 
 class ByteWindow(NamedTuple):
-    """Byte buffer with :data:`SLACK` bytes of padding, for vectorised reads. ``u8`` are its bytes; ``words``
-    and ``blocks`` have the 8 and the 16 bytes that start at each position.
+    """Byte buffer with :data:`SLACK` bytes of padding, for vectorised reads at any position. ``u8`` has its
+    bytes. ``words[i]`` has the 8 bytes from position ``i`` on (little-endian), and ``blocks[i]`` the 16
+    bytes.
     """
 
     u8: Bytes
@@ -92,9 +93,10 @@ class ByteWindow(NamedTuple):
 
 
 def copy_spans(window: ByteWindow, start: Longs, length: Longs) -> tuple[Bytes, Longs]:
-    """Return the bytes of all spans, concatenated, and their offsets, shape ``(spans + 1,)``.
+    """Return the bytes of all spans, concatenated, and the offsets of the spans in them, shape ``(spans +
+    1,)``.
 
-    The spans must lie within the window's content. Cost: one copy of 16 bytes per started 16 bytes.
+    The spans must lie within the window's content. Bytes are copied in blocks of 16.
     """
     offsets = offsets_of(length)
     out = np.empty(int(offsets[-1]) + BLOCK, np.uint8)

@@ -58,8 +58,8 @@ _LISTED = (_PACKED, _UNPACKED)
 
 
 class _FieldPlan(NamedTuple):
-    """Reading instructions for a field with one tag. ``head`` is the tag that a serialiser writes, which may
-    differ: a list may be packed or not.
+    """Instructions for reading a field with one tag. ``head`` is the encoded tag that a serialiser writes. It
+    may differ from the tag that is read, because a list may be packed or not.
     """
 
     form: int
@@ -73,7 +73,7 @@ class _FieldPlan(NamedTuple):
 
 
 class _MessagePlan(NamedTuple):
-    """Reading instructions for a message type: its fields by tag and by number, and the numbers of the fields
+    """Instructions for reading a message type: its fields by tag and by number, and the numbers of the fields
     that exclude each other (oneof).
     """
 
@@ -368,10 +368,10 @@ def _write(plan: _MessagePlan, values: _Values) -> bytes:
 
 
 def canonical_message(data: bytes, spec: MessageSpec, *, base: int = 0, path: str | None = None) -> Canonical:
-    """Return ``data`` as protobuf would write it after parsing, without its unknown fields.
+    """Return ``data`` as protobuf would write it after parsing, without unknown fields.
 
     Raises :class:`FormatError` with the offset in the file (``base`` is the offset of ``data``) for an
-    illegal message. Costs about a microsecond per field: meant for single messages.
+    illegal message. It takes about a microsecond per field and is meant for single messages.
     """
     reader, plan = _CanonicalReader(data, base, path), _KNOWN.get(id(spec)) or _plan(spec)
     values: _Values = {}

@@ -67,14 +67,14 @@ def iter_columns(
     version: str = "",
     recover: bool = False,
 ) -> Iterator[tuple[EtColumns, float]]:
-    """Yield the file's nodes chunk by chunk in constant memory, each with an estimate of the number of
-    chunks.
+    """Yield the nodes of a file chunk by chunk in constant memory, each chunk with the estimated total number
+    of chunks.
 
-    Every chunk carries the metadata and all attribute names seen so far; there is at least one chunk, which
-    may be empty. Nodes of older schemas are converted to the current one; ``version`` names the schema if the
-    file does not determine it. Raises :class:`FormatError` with file and byte, and :class:`UnsupportedError`
-    for an unknown schema. With ``lenient`` faults become diagnostics and whole frames are kept, with
-    ``recover`` the frames before a cut.
+    Every chunk has the metadata and all attribute names that occurred so far. There is at least one chunk,
+    which may be empty. Nodes of older schemas are converted to the current one; ``version`` names the schema
+    if the file does not determine it. Raises :class:`FormatError` with file and byte, and
+    :class:`UnsupportedError` for an unknown schema. With ``lenient`` faults become diagnostics, and all
+    complete messages are read. With ``recover`` the messages before a truncation are read.
     """
     faults = Faults(str(path), None, diagnostics, lenient, recover)
     opened: _OpenedTrace | None = None

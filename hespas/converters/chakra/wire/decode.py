@@ -211,10 +211,11 @@ def frames(source: TraceSource, block_bytes: int = _BLOCK_BYTES) -> Iterator[Fra
 
 
 def _scan(block: bytes, size: int, name: str, offset: int) -> tuple[list[int], int]:
-    """Return the starts of the complete frames in the first ``size`` bytes of a block, and the start of the
-    first incomplete frame.
+    """Return the starts of the complete frames (length and message) in the first ``size`` bytes of a block,
+    and the start of the first incomplete frame.
 
-    A frame length may extend into the padding after ``size``; its frame then counts as incomplete.
+    The length of the last frame may extend into the padding after ``size``; that frame then counts as
+    incomplete.
     """
     heads: list[int] = []
     add = heads.append
@@ -305,10 +306,10 @@ class Metadata:
 
 @dataclass(slots=True)
 class Decoder:
-    """Decoder of the frames of one file. ``unknown_fields`` counts fields outside the schema.
+    """Decoder of the messages of one file. ``unknown_fields`` counts fields outside the schema.
 
-    ``path`` is for error messages. Attribute names are interned into ``keys`` across batches. Malformed nodes
-    raise, or are skipped and recorded in ``on_error`` if that is given.
+    ``path`` is for error messages. Attribute names of all batches are numbered in one table, ``keys``. A
+    malformed node raises an error, or is skipped and recorded in ``on_error`` if that is given.
     """
 
     path: str | None = None

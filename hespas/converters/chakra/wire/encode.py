@@ -187,10 +187,12 @@ _ONE, _EIGHT, _WORD = np.uint64(1), np.uint64(8), np.uint64(64)
 
 
 class _Tokens(NamedTuple):
-    """Tokens in row order; a row is the encoding of one field of one node or attribute. ``blocks`` has shape
-    ``(tokens, 2)``. ``counts`` is the number of tokens per row, None if each row has one.
+    """Encoded pieces of up to 16 bytes (tokens), in row order. A row is the encoding of one field of one node
+    or attribute. ``blocks`` has the bytes, shape ``(tokens, 2)``, and ``widths`` the number of bytes of each
+    token. ``counts`` is the number of tokens per row, None if each row has one.
 
-    ``clean`` blocks are zero beyond their width, so that another token can be appended within the block.
+    ``clean`` is True if the bytes of a block beyond its width are zero, so that another token can be appended
+    within the block.
     """
 
     blocks: Words
@@ -243,8 +245,8 @@ def varint_widths(values: Words) -> Longs:
 def _varints(
     values: Words, tag: Words | int | None = None, *, keep: NDArray[np.bool_] | None = None
 ) -> _Tokens:
-    """Return one token per value: a tag, then the value as a varint. ``tag`` is one tag for all rows or one
-    per row, as an integer with the bytes of the tag.
+    """Encode each value as one token: its tag, then the value as a varint. ``tag`` has the one or two bytes
+    of the tag as a little-endian integer, for all rows or one per row. None writes no tag.
 
     Rows for which ``keep`` is False get an empty token.
     """
@@ -315,10 +317,10 @@ def rows(content: ByteRows) -> _Tokens:
 
 
 def delimited(tag: int | None, content: Sequence[_Tokens], *, keep_empty: bool) -> list[_Tokens]:
-    """Return the tokens of length-delimited fields: the tag, the length of the row's content, and the
-    content.
+    """Encode a length-delimited field of each row. Return its tokens: the tag, the length of the row's
+    ``content``, and the content. ``tag`` None writes no tag.
 
-    Rows without content are omitted entirely unless ``keep_empty``.
+    Rows without content are omitted unless ``keep_empty``.
     """
     size = content[0].row_bytes()
     for part in content[1:]:

@@ -41,8 +41,8 @@ _NO_VALUE = 255
 
 
 def _wire_of_tag() -> Bytes:
-    """Return a table of the wire type of each tag of an attribute's value; 255 for tags that the schema does
-    not use for values.
+    """Return an array with the wire type of each protobuf tag that holds the value of an attribute. Other
+    tags have 255.
     """
     table = np.full(1 << 14, _NO_VALUE, np.uint8)
     for number, kind in VALUE_FIELDS.items():
@@ -58,11 +58,11 @@ _LOW32 = np.uint64(0xFFFFFFFF)
 def decode_attributes(
     window: ByteWindow, offsets: Longs, start: Longs, length: Longs, keys: KeyTable
 ) -> tuple[AttributeColumns, Bools]:
-    """Decode the attributes at the given spans. Return their columns, and a mask of those that must be
-    re-encoded in canonical form first.
+    """Decode the attributes at the given byte spans. Return their columns, and a mask of the attributes that
+    must first be re-encoded in canonical form.
 
-    ``offsets`` groups attributes by owner. Names are added to ``keys``; the names in the result are set when
-    all chunks are joined.
+    Owner ``i`` has the attributes ``offsets[i]:offsets[i + 1]``. Names are added to ``keys``; the names in
+    the result are set when all chunks are joined.
     """
     cursor = Cursor(window, start, start + length)
     name_start, name_length = cursor.span(_NAME_TAG).spread(len(start))

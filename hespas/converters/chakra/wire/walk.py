@@ -41,8 +41,8 @@ one.
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FieldSpans:
-    """Start and length of the content of one length-delimited field in each message. ``rows`` are the
-    messages that have the field (None: all).
+    """Byte spans (start and length) of the content of one length-delimited field in several messages.
+    ``rows`` are the indices of the messages that have the field (None: all).
     """
 
     rows: Longs | None
@@ -203,8 +203,8 @@ def repeated_spans(cursor: Cursor, tag: int) -> tuple[Longs, Longs, Longs]:
 
 
 def _walk(window: ByteWindow, tag: int, at: int, end: int) -> array[int] | None:
-    """Return the content spans of consecutive fields with ``tag`` from ``at`` to exactly ``end``: start and
-    length in alternation. Return None if there are other fields.
+    """Return the content spans of the fields from ``at`` to exactly ``end``, as start and length in
+    alternation. All fields must have the tag ``tag``; return None otherwise.
     """
     spans = array("q")
     try:
@@ -243,8 +243,9 @@ class WireFields:
     """Fields of many messages, in message order. Field ``i`` belongs to message ``owner[i]`` and has the tag
     ``tag[i]``.
 
-    ``value`` is the integer, the raw bits of a fixed-width value, or the length of the content, which begins
-    at ``at``. ``bad`` marks malformed messages; only their fields before the fault are listed.
+    ``value`` is an integer, the raw bits of a fixed-width value, or the length of the content of a
+    length-delimited field. The value or content begins at byte ``at``. ``bad`` marks malformed messages; only
+    their fields before the fault are listed.
     """
 
     window: ByteWindow
@@ -373,9 +374,9 @@ def walk(window: ByteWindow, start: Longs, end: Longs) -> WireFields:
 
 
 def _step(window: ByteWindow, rows: Longs, at: Longs, end: Longs) -> tuple[_FieldRound, Longs, Bools | None]:
-    """Read the next field of each message, at position ``at``.
+    """Read the next field of each message in ``rows``, at byte ``at``.
 
-    Return the fields, the positions after them, and a mask of the well-formed ones (None: all).
+    Return the fields, the positions after them, and a mask of the well-formed fields (None: all are).
     """
     tag, behind, wrong = read_varints(window, at)
     wire = (tag & np.uint64(7)).astype(np.uint8)
