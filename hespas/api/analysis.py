@@ -61,8 +61,8 @@ __all__ = ["Analysis", "AnalysisDocument", "DifferenceDocument", "analysis_docum
 @dataclass(frozen=True, slots=True, repr=False)
 class Analysis(Result):
     """Analysis of profiles. ``tables`` has one attribute per table. ``difference`` has the tables of the
-    comparison with the ``baseline``, if one was given. ``devices`` are named by the profiles;
-    ``throughput`` are the rates of a step.
+    comparison with the ``baseline``, if one was given. ``devices`` are the device names in the profiles.
+    ``throughput`` has the rates of a step.
     """
 
     tables: AnalysisTables
@@ -110,7 +110,7 @@ class Analysis(Result):
 
     def write(self, folder: str | Path, *, overwrite: bool = False) -> None:
         """Write ``index.html``, ``analysis.json`` and a CSV file per table into a folder. Raises
-        ``OutputError`` if one of them exists, without ``overwrite``.
+        ``OutputError`` if one of these files exists and ``overwrite`` is false.
         """
         from hespas.analysis.report import analysis_html, write_report
 
@@ -141,7 +141,7 @@ class DifferenceDocument(msgspec.Struct, frozen=True, kw_only=True):
 
 class AnalysisDocument(Document, frozen=True, kw_only=True):
     """Document of ``hespas analyze --json``: one list of rows per analysis. ``step_period_ns`` is the time
-    from the start of a step to the start of the next one (of a single step its length); rates are per
+    from the start of a step to the start of the next one (for a single step, its length). Rates are per this
     period.
     """
 

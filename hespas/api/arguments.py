@@ -57,10 +57,10 @@ _Result = TypeVar("_Result")
 def checked(
     **lazily: str,
 ) -> Callable[[Callable[_Parameters, _Result]], Callable[_Parameters, _Result]]:
-    """Return a decorator that raises ``UsageError`` for an argument, or a field of an option object, whose
-    value its type hint does not allow.
+    """Return a decorator that raises ``UsageError`` if the type hint of an argument, or of a field of an
+    option object, does not allow its value.
 
-    ``lazily`` maps names in the hints that are imported only for type checkers to their module and name
+    ``lazily`` maps names that are imported only for type checkers to their module and name
     (``FitMemory="hespas.fitting.approaches:FitMemory"``).
     """
 

@@ -123,9 +123,10 @@ class CaptureResult(Result):
         return f"{self.workload.name}: {ranks}{classes} on {self.mesh}, {len(graph):,} ops"
 
     def write_program(self, path: str | Path, *, overwrite: bool = False) -> None:
-        """Write the program of the whole mesh; the suffix selects its form (``.mlir``: text).
+        """Write the program of the whole mesh. The suffix selects the format (``.mlir``: text).
 
-        Raises ``UsageError`` for a framework without such a program, ``OutputError`` if it cannot be written.
+        Raises ``UsageError`` if the framework has no such program, ``OutputError`` if the file cannot be
+        written.
         """
         if not self.program:
             raise UsageError(
@@ -461,12 +462,13 @@ def join_profile(
     diagnostics: Diagnostics | None = None,
 ) -> Joined:
     """Join a profile with the program that ran. ``program`` is a file, a workload, or the text of a program
-    as ``bytes`` (``lowered.as_text().encode()``, with or without names). Needs no device, because nothing
-    is estimated.
+    as ``bytes`` (``lowered.as_text().encode()``, with or without names). Needs no device, because nothing is
+    estimated.
 
     The result has the share of the device time that is matched with operations, the evidence of each match,
-    and a flag if another program ran (``is_other_program``). The time of one event is never split by a
-    guess. Raises what ``read`` raises, and ``UsageError`` if program and profile are interchanged.
+    and a flag if another program ran (``is_other_program``). If one event covers several operations, its time
+    is not divided among them. Raises the errors of ``read``, and ``UsageError`` if program and profile are
+    interchanged.
     """
     from hespas.validators.accuracy import join_program
 
@@ -500,8 +502,8 @@ class RuleShare(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ProfiledProgramDocument(Document, frozen=True, kw_only=True):
-    """Document ``report.json`` of a profiled program. Times are of all devices; ``differences`` counts those
-    between the compiled program and the profile.
+    """Document ``report.json`` of a profiled program. Times are sums over all devices. ``differences`` counts
+    the differences between the compiled program and the profile.
     """
 
     schema: Literal["hespas.capture-profile/1"] = "hespas.capture-profile/1"
@@ -518,9 +520,9 @@ class ProfiledProgramDocument(Document, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class ProfiledProgram(Result):
-    """Program that ran under a profiler. ``matched_fraction`` of the device time is matched with operations
-    of the program, by the evidence in ``joined_by``. ``matches_profile`` is True if the compiled program is
-    the one in the profile.
+    """Program that ran under a profiler. ``matched_fraction`` is the share of the device time that is matched
+    with operations of the program. ``joined_by`` divides this share by the evidence of the match.
+    ``matches_profile`` is True if the compiled program is the program in the profile.
     """
 
     program: str

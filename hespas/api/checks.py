@@ -173,8 +173,8 @@ def roundtrip(
     progress: Callable[[int, int], None] | None = None,
 ) -> RoundTripReport:
     """Convert files, which are read with ``options``, through every pair of ``formats`` (default: all) and
-    back, in ``jobs`` processes. Raises
-    ``FormatError`` for unreadable input, ``UsageError`` for unknown formats and if no pair can be tried.
+    back, in ``jobs`` processes. Raises ``FormatError`` for unreadable input, ``UsageError`` for unknown
+    formats and if no pair can be tried.
     """
     from hespas.validators.roundtrip import roundtrip as run_roundtrip
 

@@ -22,8 +22,8 @@ __all__ = ["ComparisonReport", "compare"]
 
 @dataclass(frozen=True, slots=True, repr=False)
 class ComparisonReport(Result):
-    """Changes of errors between two accuracy reports, and the limit on regressions (NaN: none). ``details``
-    is the validator's own result.
+    """Changes of errors between two accuracy reports, and the limit on their increase (NaN: none).
+    ``details`` is the result of the validator.
     """
 
     details: Comparison
@@ -72,9 +72,9 @@ _MaxRegression = Annotated[
 def compare(base: _Base, new: _New, *, max_regression: _MaxRegression = None) -> ComparisonReport:
     """Compare two accuracy reports, or the documents of ``accuracy --json``.
 
-    ``max_regression`` is the largest increase of an error that passes, as a fraction: 0.01 is one
-    percentage point. Raises ``FormatError`` for a file that
-    is not such a document, ``UsageError`` if the reports have no figure in common.
+    ``max_regression`` is the largest permitted increase of an error, as a fraction: 0.01 is one percentage
+    point. Raises ``FormatError`` for a file that is not such a document, ``UsageError`` if the reports have
+    no figure in common.
     """
     from hespas.validators.accuracy import compare_reports
 

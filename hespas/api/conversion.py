@@ -91,9 +91,9 @@ _VIEWER_FORMAT = "chrome-trace"
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Conversion(Result):
-    """Result of a conversion. ``value`` is what was written, ``bytes_written`` the size of all its files.
-    ``conservation`` is the account of a workload, ``events`` that of a profile. ``captures`` are the traces
-    of graph captures that were read too.
+    """Result of a conversion. ``value`` is the written workload or profile, ``bytes_written`` the size of all
+    its files. ``conservation`` is the conservation account of a workload, ``events`` the account of a
+    profile. ``captures`` lists the traces of graph captures that were read too.
     """
 
     source: str
@@ -317,8 +317,9 @@ def _clean_copy(
     *,
     overwrite: bool,
 ) -> Conversion | None:
-    """Copy the intact events of a file, with an account that compares both files. A file is copied to its own
-    format, or to the format of viewers if both paths have its suffix; return None for any other conversion.
+    """Copy the intact events of a file, with an account that compares both files. This is done only for a
+    copy to the same format, or to the format of trace viewers if both paths have the suffix of that format.
+    Return None for any other conversion.
     """
     path, target_path, target = Path(source), Path(destination), formats[1]
     if STANDARD_STREAM in (source, destination) or not path.is_file():
@@ -371,8 +372,8 @@ def _checked_target(
     estimator: str,
     overwrite: bool,
 ) -> Format:
-    """Return the target format. Raises for an impossible format, version or path, and for an unknown device
-    or estimator, before a long read.
+    """Return the target format. Raise errors for an impossible format, version or path, and for an unknown
+    device or estimator, before the source is read (which may take long).
     """
     target = _target_format(destination, name)
     check_version(options.version, target.write_versions, target.name, "`target_version`")
@@ -391,8 +392,8 @@ def _checked_target(
 
 
 def _target_format(destination: str, name: str | None, *, profile: bool | None = None) -> Format:
-    """Return the format to write, from the option or the suffix. An existing folder, or a path with a closing
-    slash, gets one trace per rank.
+    """Return the format to write, from the option or the suffix. If ``destination`` is an existing folder or
+    ends with a slash, it gets one trace per rank.
     """
     folder = destination.endswith(("/", os.sep)) or Path(destination).is_dir()
     return format_for_output(Path(destination), name or ("chakra" if folder else None), profile=profile)
@@ -408,9 +409,9 @@ def _open_source(
     workload: bool,
     mesh: Mapping[str, int] | str | None,
 ) -> tuple[Format, Value]:
-    """Return the format of the source and its value, as a ``workload`` if requested. The format of a value
-    is the one that it was read from. With a ``mesh``, a StableHLO program is partitioned over it. Until
-    ``stack`` closes, errors name ``source``.
+    """Return the format of the source and its value, as a ``workload`` if requested. A value that was read
+    before has the format of its file. With a ``mesh``, a StableHLO program is partitioned over it. Errors
+    name ``source`` until ``stack`` closes.
     """
     if isinstance(source, Workload | Profile):
         if mesh:
@@ -470,8 +471,8 @@ def _rescaled(
     reading: ReadOptions,
     diagnostics: Diagnostics,
 ) -> tuple[Workload, Callable[[ConversionAccount], ConversionAccount]]:
-    """Return the rescaled workload, and the function that adds the differences in operations and traffic to
-    its account. Raises what the pass and ``read`` raise.
+    """Return the rescaled workload, and a function that adds the differences in operations and traffic to the
+    conservation account. Raises the errors of the rescaling pass and of ``read``.
     """
     if not rescale:
         return workload, lambda account: account

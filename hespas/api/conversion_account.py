@@ -30,8 +30,8 @@ _COLUMNS_WITHOUT_TOTALS = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _EventTotals:
-    """Totals of a profile: counts of events that have a property, sums over the events that state a figure,
-    and counts of host operations, communications and attached documents.
+    """Totals of a profile: sums over the events that state a figure, the numbers of events that have a
+    property, and the numbers of host operations, communications and attached documents.
     """
 
     events: Count
@@ -107,7 +107,7 @@ def event_account(
     profile: Value, written: Path, target: Format, reported: Mapping[str, int], diagnostics: Diagnostics
 ) -> EventAccount | None:
     """Return the account of ``profile`` against the written file, which is read back. None for a workload,
-    and for a format that cannot be read. ``reported`` counts the diagnostics of the writer by code.
+    and for a format that Hespas cannot read. ``reported`` counts the diagnostics of the writer by code.
     """
     if target.read is None or not isinstance(profile, Profile):
         return None
@@ -131,9 +131,9 @@ def _reported_losses(reported: Mapping[str, int], diagnostics: Diagnostics) -> t
 
 
 class AccountedWrite:
-    """Write of a value whose account is taken from the new files before they replace anything.
+    """Writer of a value that computes the account from the new files before they replace existing files.
 
-    ``account`` is the account of a workload, ``events`` that of a profile; both are complete after
+    ``account`` is the account of a workload, ``events`` the account of a profile. Both are complete after
     :meth:`put`.
     """
 

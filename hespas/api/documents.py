@@ -187,9 +187,9 @@ def check_document(path: Path, *, overwrite: bool) -> None:
 
 
 def put(path: Path, fill: Callable[[Path], None], *, overwrite: bool) -> None:
-    """Write a document with ``fill``. A file is written atomically and replaces an existing one only with
-    ``overwrite``; standard output, a pipe or a device receives the document after it is complete. Raises
-    ``OutputError``.
+    """Write a document with the function ``fill``. A file is written atomically; it replaces an existing file
+    only if ``overwrite`` is true. Standard output, a pipe or a device receives the document only after it is
+    complete. Raises ``OutputError``.
     """
     if not is_stream(path):
         write_atomically(path, fill, overwrite=overwrite, directory=False)
@@ -221,11 +221,11 @@ def check_streams(source: str, destination: str) -> None:
 
 def spooled_input(stack: ExitStack, check: Callable[[Path], object]) -> Path:
     """Copy standard input to a temporary file, which is deleted when ``stack`` closes. If the stream is
-    longer than its head (16 MiB), ``check`` reads the head first and may refuse the format, so that an
-    endless stream of an unknown format is refused early.
+    longer than 16 MiB, ``check`` is called with the first 16 MiB and may raise an error for the format, so
+    that an endless stream of an unknown format is refused early.
 
     Raises ``OutputError`` if the disk is full, ``UsageError`` if the stream is closed or cannot be read,
-    ``FormatError`` if it is longer than the limit of inputs, and what ``check`` raises.
+    ``FormatError`` if it is longer than the limit of inputs, and the errors of ``check``.
     """
     stream = _binary_stream(sys.stdin)
     if stream is None:

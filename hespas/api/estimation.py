@@ -105,8 +105,8 @@ class EstimatorShare:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClassTotals:
-    """Totals of one operation class of one rank over a step. ``unknown`` counts nodes without a duration;
-    ``estimators`` divides the other nodes by the estimator of their time.
+    """Totals of one operation class of one rank over a step. ``unknown`` counts nodes without a duration.
+    ``estimators`` counts the other nodes by the estimator of their time.
     """
 
     op_class: str
@@ -140,12 +140,12 @@ def estimate(
 ) -> NodeEstimates:
     """Estimate the time of each operation of each rank class on ``hardware`` (a name or a TOML file).
 
-    ``source`` is a workload, a profile (its device events are estimated), or the path of one, which is read
-    as ``format`` (default: sniffed) with ``options``. The default ``estimator`` depends on the kind of
-    workload (:mod:`hespas.estimators.configuration`). ``granularity`` selects the operations to merge; by
-    default an unoptimised program is fused. ``array`` and ``dataflow`` are options of the estimator
-    ``systolic``. Raises ``UsageError`` for an unknown name, ``UnsupportedError``
-    for a profile without device events; for a path also what ``read`` raises.
+    ``source`` is a workload, a profile (whose device events are estimated), or the path of a file with
+    either, which is read as ``format`` (default: detected) with ``options``. The default ``estimator``
+    depends on the kind of workload (:mod:`hespas.estimators.configuration`). ``granularity`` selects the
+    operations to merge; by default an unoptimised program is fused. ``array`` and ``dataflow`` are options of
+    the estimator ``systolic``. Raises ``UsageError`` for an unknown name, ``UnsupportedError`` for a profile
+    without device events, and for a path the errors of ``read``.
     """
     sink = diagnostics if diagnostics is not None else Diagnostics()
     estimator = with_array(estimator, array, dataflow)
@@ -198,8 +198,9 @@ def simulated_step(done: NodeEstimates) -> Simulation | None:
 def _estimates_of_regions(
     workload: Workload, estimates: Sequence[Estimate], name: str
 ) -> tuple[Workload, list[Estimate]]:
-    """Merge operations into regions between collectives, and their estimates by sums. Intervals of operations
-    without one are scaled from the others; a region has none if most of its time has none.
+    """Merge operations into regions between collectives, and add their estimates. Intervals of operations are
+    added too. If some operations have no interval, the sum is scaled up for them. A region in which most of
+    the time has no interval gets none.
     """
     group = GroupRegions()
     sums: list[Estimate] = []
@@ -297,7 +298,7 @@ _NODE_HEADER = (
 def write_estimates_csv(done: NodeEstimates, path: Path, *, overwrite: bool = False) -> None:
     """Write one row per operation of each rank class atomically, as Parquet if the name ends in ``.parquet``,
     else as CSV, where an unknown figure is an empty field. ``-`` is standard output. Raises ``OutputError``
-    if the file exists, without ``overwrite``.
+    if the file exists and ``overwrite`` is false.
     """
 
     def fill(temporary: Path) -> None:

@@ -53,9 +53,9 @@ class StepDocument(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GenerationDocument(Document, frozen=True, kw_only=True):
-    """JSON document of ``hespas generate --json``. FLOPs are of all ranks, memory is of the fullest rank,
-    collective bytes are the mean payload per rank. et_bytes is the size of the traces of all ranks,
-    capacity_bytes the memory of the device if one is named.
+    """JSON document of ``hespas generate --json``. FLOPs are sums over all ranks. Memory is of the rank that
+    needs most. Collective bytes are the mean payload per rank. et_bytes is the size of the traces of all
+    ranks, capacity_bytes the memory of the device if one is named.
     """
 
     schema: Literal["hespas.generate/1"] = "hespas.generate/1"

@@ -297,8 +297,9 @@ def _refuse_unread(settings: Mapping[str, object], phase: str) -> None:
 def _settings_without_effect(
     layout: Layout, training: Training, *, zero: int | None, overlap: str
 ) -> list[tuple[str, str]]:
-    """Return the settings that change nothing at these degrees, as in a sweep over degrees, each with the
-    reason. Settings that a model or layout cannot have raise errors elsewhere.
+    """Return the settings that have no effect at these degrees of parallelism, each with the reason. They are
+    warnings and not errors, so that a sweep over degrees can use the same settings. Settings that a model or
+    layout does not allow raise errors elsewhere.
     """
     overlaps, is_named = training.overlap, overlap != "all"
     one_rank = layout.replicas == layout.edp == 1
@@ -407,7 +408,7 @@ def dit_step(
     layers: _Layers = 0,
     diagnostics: Diagnostics | None = None,
 ) -> VisionStep:
-    """Return a training step of a diffusion transformer, DiT-XL/2, whose image is the latent, 32 wide. Raises
+    """Return a training step of the diffusion transformer DiT-XL/2. Its image is a latent of 32 x 32. Raises
     ``UsageError`` for sizes beyond the limits.
     """
     from hespas.generators.vision import VisionStep, dit_xl_2

@@ -45,8 +45,8 @@ _EXAMPLE = 'a line is an axis: hardware = ["H100-SXM", "B200-SXM"]'
 
 @dataclass(frozen=True, slots=True)
 class _Axis:
-    """Allowed values of one key (axis) of a grid file. If ``is_path``, the values are files in the folder of
-    the grid file.
+    """Allowed values of one key (axis) of a grid file. If ``is_path`` is True, the values are files in the
+    folder of the grid file.
     """
 
     expected: str
@@ -120,8 +120,9 @@ class Grid:
 
 
 def read_grid(path: Path, source: Path | None = None, estimator: str | None = None) -> Grid:
-    """Read a grid file. ``source`` is the workload if the file names none. ``estimator``, which the user has
-    typed, is used for all rows if the file names none, and otherwise permits the same estimator in the file.
+    """Read a grid file. ``source`` is the workload if the file does not name one. ``estimator`` is the
+    estimator that the user typed. If the file names no estimator, it is used for all rows; otherwise it
+    permits the same estimator in the file.
 
     Raises ``FormatError`` with the key, the expected value and a fix; ``BoundaryError`` for a file outside of
     the folder, or an estimator that needs permission.
@@ -188,8 +189,8 @@ def _checked_value(path: Path, key: str, value: object, estimator: str | None, p
 
 class GridRow(msgspec.Struct, frozen=True, kw_only=True):
     """Simulated row of a grid. ``settings`` are the values of the axes. Times are of the rank that finishes
-    last, ``critical_ns`` is the time per operation class on its critical path. ``fault`` is the error of a
-    row that could not be simulated, and ``exit_code`` the exit code of ``hespas simulate`` for that row.
+    last; ``critical_ns`` is the time per operation class on its critical path. If the row could not be
+    simulated, ``fault`` is the error, and ``exit_code`` the exit code of ``hespas simulate`` for that row.
     """
 
     settings: dict[str, GridValue]
@@ -209,8 +210,8 @@ class GridRow(msgspec.Struct, frozen=True, kw_only=True):
 def grid_row(
     settings: Mapping[str, GridValue], shown: Mapping[str, GridValue], options: ReadOptions
 ) -> GridRow:
-    """Simulate one row of a workload that is read with ``options``. ``shown`` are the settings that the row
-    reports. An error of the input becomes the ``fault`` of the row.
+    """Read a workload with ``options`` and simulate it with the ``settings`` of one row. ``shown`` are the
+    settings that the row reports. An error of the input becomes the ``fault`` of the row.
     """
     diagnostics = Diagnostics()
     counts: dict[str, Any] = {

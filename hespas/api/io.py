@@ -52,11 +52,11 @@ def read(
     workload: bool = False,
     capture: str | Path | Sequence[str | Path] | None = None,
 ) -> Value:
-    """Read a file, or a folder with one file per rank. The format is sniffed unless ``format`` names it.
+    """Read a file, or a folder with one file per rank. The format is detected unless ``format`` names it.
 
-    ``workload`` converts a profile to a workload: its device events, in their order and with their times.
-    ``capture`` is one or more traces of graph captures, or folders of them, that a trace of PyTorch's
-    profiler replays.
+    If ``workload`` is true, a profile is converted to a workload: its device events, in their order and with
+    their times. ``capture`` is one or more traces of graph captures that a trace of PyTorch's profiler
+    replays, or folders of such traces.
 
     Raises ``FormatError`` for unreadable or malformed input, ``UnsupportedError`` for features that this
     version does not support, ``UsageError`` for an unknown format name.
@@ -136,9 +136,9 @@ def read_profiles(
 ) -> list[Profile]:
     """Read the measured profiles of a file, or of a folder with one per rank, in order of the ranks.
 
-    A folder of PyTorch traces that is otherwise read as one workload yields one profile per profiler trace;
-    traces of graph captures in the folder are joined with the traces that replay them. Raises what
-    :func:`read` raises, and ``UsageError`` for a program.
+    A folder of PyTorch traces gives one profile per profiler trace, although :func:`read` reads it as one
+    workload. Traces of graph captures in the folder are joined with the traces that replay them. Raises the
+    errors of :func:`read`, and ``UsageError`` for a program.
     """
     source = Path(path)
     origin = find_format(source, format)
@@ -294,8 +294,8 @@ def check_sharding(options: WriteOptions, chosen: Format) -> None:
 
 
 class _Placement(NamedTuple):
-    """Placement of the files of a job in its folder. ``key`` names the finished files that an interrupted run
-    leaves (empty: none). ``share`` is the part to write (None: all).
+    """Options for placing the files of a job in its folder. ``key`` identifies files that an interrupted run
+    has finished, which are reused (empty: none). ``share`` is the part of the job to write (None: all).
     """
 
     key: str = ""

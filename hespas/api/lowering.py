@@ -71,9 +71,10 @@ _EstimateGraph = Callable[[OpGraph, Diagnostics], OpGraph]
 
 @dataclass(frozen=True, slots=True)
 class MergedOps:
-    """Operations of the input that are not in the output, by reason: ``count`` operations of all ranks.
+    """Operations of the input that are not in the output, for one reason. ``count`` is their number on all
+    ranks.
 
-    ``bytes_moved`` is the memory traffic that is saved because it stays inside a fusion.
+    ``bytes_moved`` is the memory traffic that is saved because tensors stay inside a fusion.
     """
 
     reason: str
@@ -97,7 +98,9 @@ class ConversionAccount:
 
 @dataclass(frozen=True, slots=True)
 class _LoweringPass:
-    """Pass of the conversion, with the code and the message that report the operations which it removes."""
+    """Pass of a conversion. ``reason`` and ``message`` are the code and the text of the diagnostic about the
+    operations that it removes.
+    """
 
     reason: str
     message: str
@@ -107,8 +110,9 @@ class _LoweringPass:
 
 
 def granularity_of(workload: Workload, granularity: Granularity | None) -> Granularity | None:
-    """Return how far operations are merged before they get times: as requested, else ``fused`` for a program
-    that no compiler has optimised yet, else None (not at all).
+    """Return the granularity to which operations are merged before they get times. It is ``granularity`` if
+    given. By default it is ``fused`` for a program that no compiler has optimised yet, and None (no merging)
+    for others.
     """
     if granularity is not None:
         return granularity
@@ -143,10 +147,10 @@ def _merging_passes(granularity: Granularity | None, *, folds: bool) -> list[_Lo
 @renamed_fields(missing="on_unknown")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lowering:
-    """Options of lowering a workload for a ``target`` format.
+    """Options for converting a workload to the operations that a ``target`` format can express.
 
-    For a flat target, loops are unrolled; with ``folds``, zero-cost operations are removed and collectives
-    that simulators have no algorithm for are substituted. By default, an unoptimised program is fused (see
+    For a flat target, loops are unrolled. With ``folds``, zero-cost operations are removed, and collectives
+    for which simulators have no algorithm are substituted. By default, an unoptimised program is fused (see
     :func:`granularity_of`) if the target stores times and either the times are estimated now, for
     ``hardware``, or the target is flat, because later readers of a flat trace cannot fuse its operations.
     ``on_unknown`` is the policy for unknown times and trip counts.
@@ -224,8 +228,8 @@ class Lowering:
         return replace(workload, classes=tuple(classes)), account
 
     def _graph_estimate(self, workload: Workload) -> _EstimateGraph:
-        """Return the function that estimates the durations of a graph. Without a device it applies the policy
-        for missing durations.
+        """Return the function that gives each graph its durations: estimates on the device, or the durations
+        of the graph, to which the policy for missing durations is applied.
         """
         if self.hardware is not None:
             spelling = step_estimator(workload, self.hardware, self.estimator)
@@ -267,7 +271,8 @@ def _apply(
 
 
 def step_estimator(workload: Workload, hardware: str, estimator: str) -> str:
-    """Return the spelling of the estimator for a workload on a device: the default of its kind unless named.
+    """Return the name and options of the estimator for a workload on a device: ``estimator``, or the default
+    for the kind of workload if it is not named.
 
     Raises ``UsageError`` for an unknown device.
     """
@@ -342,8 +347,8 @@ whose time is an upper bound. A barrier is an all-reduce of one byte, as NCCL do
 
 @dataclass(frozen=True, slots=True)
 class _SubstituteCollectives:
-    """Pass that replaces kinds of collectives that ASTRA-sim does not have by kinds that it runs, with the
-    same payload. Other properties of the nodes stay.
+    """Pass that replaces collectives of a kind that ASTRA-sim does not have by a kind that it has, with the
+    same payload. Other properties of the nodes do not change.
     """
 
     def __call__(self, graph: OpGraph, diagnostics: Diagnostics) -> OpGraph:

@@ -110,19 +110,19 @@ def league(
     progress: Callable[[int, int], None] | None = None,
     diagnostics: Diagnostics | None = None,
 ) -> LeagueReport:
-    """Predict the step of every row of ``table`` (columns: ``docs/league.md``) from its settings, and
-    compare it with ``step_time_ms``. Models that are not in the package are read from ``models.csv`` in the
-    same folder.
+    """Predict the step of every row of ``table`` (columns: ``docs/league.md``) from its settings, and compare
+    it with ``step_time_ms``. Models that are not in the package are read from ``models.csv`` in the same
+    folder.
 
-    ``calibrate``: ``none``; ``one-per-accelerator``, fit on one row of each accelerator and source;
-    ``leave-group-out``, fit each source, model and accelerator on all other rows. ``factors`` instead
-    applies a file of :func:`calibrate_end_to_end`, fitted on other rows; the table then needs no measured
-    times. Rows are predicted by ``jobs`` processes and cached between runs; ``diagnostics`` report rows
-    that cannot be cached.
+    ``calibrate`` selects the fit of correction factors. ``none``: no fit. ``one-per-accelerator``: fit to one
+    row of each accelerator and source. ``leave-group-out``: for each group (source, model and accelerator),
+    fit to the rows of all other groups. ``factors`` instead applies a file of :func:`calibrate_end_to_end`,
+    fitted to other rows; the table then needs no measured times. Rows are predicted by ``jobs`` processes and
+    cached between runs; ``diagnostics`` receive rows that cannot be cached.
 
     Raises ``UsageError`` for another mode and for factors of another ``estimator``, ``FormatError`` for a
-    broken table, impossible measured figures and a file without factors, and if no row can be predicted
-    (``UnsupportedError`` if no row has a fault).
+    malformed table, impossible measured figures and a file without factors. If no row can be predicted, it
+    raises ``FormatError`` if a row has an error, else ``UnsupportedError``.
     """
     from hespas.studies.league.document import evaluate_league, read_factors
     from hespas.studies.league.predict import predicted_rows

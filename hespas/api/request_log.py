@@ -25,8 +25,8 @@ not logs of a server, and a float64 of nanoseconds has then an error of more tha
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _ArrivalProcess:
-    """Settings of an arrival process. Lengths are drawn uniformly from ``ratio`` x length .. length, as in
-    serving benchmarks.
+    """Settings of an arrival process of requests. If ``ratio`` is below 1, prompt and output lengths are
+    random between ``ratio`` x length and length, as in serving benchmarks.
     """
 
     requests: int = 1000
@@ -102,8 +102,8 @@ def requests_of(spelling: str | Path) -> Requests:
 
 
 def log_of(spelling: str | Path) -> Path | None:
-    """Return the path of a request log, or None if ``spelling`` names an arrival process. Raises
-    ``UsageError`` for settings of an unknown process.
+    """Return the path of a request log, or None if ``spelling`` is an arrival process. Raises ``UsageError``
+    if it has settings of an unknown process.
     """
     name, _, settings = str(spelling).partition(":")
     if name in PROCESSES:

@@ -87,8 +87,8 @@ class RequestRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ServingDocument(Document, frozen=True, kw_only=True):
-    """Document of ``hespas serve --json``. Rates are of the whole run, from the first arrival to the last
-    token. cache_tokens is the size of the KV cache of a replica; put_back counts preemptions.
+    """Document of ``hespas serve --json``. Rates are over the whole run, from the first arrival to the last
+    token. cache_tokens is the size of the KV cache of a replica. put_back is the number of preemptions.
     """
 
     schema: Literal["hespas.serving/1"] = "hespas.serving/1"
@@ -198,14 +198,14 @@ _RequestOverhead = Annotated[
 )
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Server:
-    """LLM server: an ``engine`` (vllm, sglang, trtllm) with ``tp`` tensor-parallel ranks, ``dp`` replicas
-    of attention that each serve a part of the requests, and experts distributed over ``ep`` ranks.
+    """LLM server: an ``engine`` (vllm, sglang, trtllm) with ``tp`` tensor-parallel ranks and ``dp`` replicas
+    of attention, which each serve a share of the requests. Experts are distributed over ``ep`` ranks.
 
     ``expert_dtype`` is the element type of experts (empty: from ``precision``), ``kv_cache_dtype`` the
-    element type of the KV cache. The server fills at most ``gpu_memory_utilization`` of the memory of a
-    device. ``kv_cache_tokens`` is the size of the KV cache per replica in tokens (0: all free memory).
-    Overheads: ``step_overhead_us`` of the host per step, plus ``sequence_us`` per sequence and
-    ``prompt_us`` per prompt in the step; ``request_overhead_ms`` per request before its first step.
+    element type of the KV cache. The server uses at most the fraction ``gpu_memory_utilization`` of the
+    memory of a device. ``kv_cache_tokens`` is the size of the KV cache per replica in tokens (0: all free
+    memory). Overheads of the host are ``step_overhead_us`` per step, ``sequence_us`` per sequence and
+    ``prompt_us`` per prompt in the step, and ``request_overhead_ms`` per request before its first step.
     """
 
     model: _Model
@@ -313,7 +313,7 @@ class Server:
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class ServingResult(Result):
     """Simulated serving: one run for each replica that had requests. ``kv_cache_tokens`` is the size of the
-    KV cache of a replica; ``per_request`` adds a row per request to the document.
+    KV cache of a replica. ``per_request`` is True if the document has a row per request.
     """
 
     server: Server

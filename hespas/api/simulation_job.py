@@ -132,8 +132,9 @@ class StepJob:
         timeline: TimelineFile,
         system: str | Path | System | None,
     ) -> SimulationResult:
-        """Simulate a workload, or the file of one, which is read with a format and options. The files of the
-        request are checked before the workload is read.
+        """Simulate a workload, a profile, or a file of either; ``reading`` has the format and read options of
+        a file. The ASTRA-sim arguments of ``request`` and the ``timeline`` file are checked before the source
+        is read.
         """
         astra = request.checked_job(system)
         timeline.check()
@@ -187,11 +188,11 @@ class StepJob:
     def run_astra(
         self, workload: Workload, options: AstraOptions, binary: AstraBinary | None
     ) -> AstraSimulation:
-        """Simulate as ASTRA-sim does. Chakra traces run as they were read; other workloads, and traces that
+        """Simulate in ASTRA-sim mode. Chakra traces run as they were read. Other workloads, and traces that
         get times of a device, are converted as by ``hespas-convert``: whole microseconds, permutes as
-        messages, unrolled loops. ``binary``, the user's own ASTRA-sim, runs on the same files.
+        messages, unrolled loops. ``binary`` is the user's ASTRA-sim executable, which runs on the same files.
 
-        Raises what :func:`hespas.api.write` and :func:`hespas.simulator.astra.simulate_astra` raise.
+        Raises the errors of :func:`hespas.api.write` and :func:`hespas.simulator.astra.simulate_astra`.
         """
         from hespas.converters.chakra.comm_groups import FILE_NAME
         from hespas.converters.chakra.reader import read_chakra
@@ -226,8 +227,8 @@ class StepJob:
             return replace(simulation, external=reference)
 
     def result(self, source: str, simulation: Simulation, measured: Sequence[Profile]) -> SimulationResult:
-        """Return the result: the simulation with rates, memory and use of the network. The measured step is
-        the longest time from the first to the last device event of a profile.
+        """Return the result: the simulation with rates, memory and use of the network. The measured step time
+        is the longest time from the first to the last device event of a profile in ``measured``.
         """
         spans_ns = [
             float(np.nanmax(profile.start_ns + profile.duration_ns) - np.nanmin(profile.start_ns))
@@ -275,9 +276,9 @@ class StepJob:
         )
 
     def _device_of_times(self, workload: Workload) -> Device | None:
-        """Return the device whose kernels and collectives contend: the chosen one, else the device for
-        which the durations of the workload were estimated. None for recorded times and for an unknown
-        device.
+        """Return the device to which all times belong, for contention between its kernels and collectives. It
+        is the chosen device, else the device for which the durations of the workload were estimated. None for
+        recorded times and for an unknown device.
         """
         if self.hardware is not None:
             return load_device(self.hardware)
@@ -352,8 +353,9 @@ class AstraRequest:
     astra_timeout: float = DEFAULT_TIMEOUT_S
 
     def checked_job(self, system: object) -> _AstraJob | None:
-        """Check the arguments before the workload is read; return None in mode ``hespas``. Raises what
-        :meth:`options` raises, and ``UsageError`` for a system together with configuration files.
+        """Check the arguments before the workload is read, and return the job for mode ``astra``; None in
+        mode ``hespas``. Raises the errors of :meth:`options`, and ``UsageError`` for a system together with
+        configuration files.
         """
         configuration = None
         if self.mode != "astra" or system is None:
@@ -403,8 +405,8 @@ class AstraRequest:
 
 @dataclass(frozen=True, slots=True)
 class _AstraJob:
-    """Checked request of mode ``astra``. ``configuration`` is read from the files; it is None for a system,
-    whose files are written after the size of the job is known.
+    """Checked arguments of mode ``astra``. ``configuration`` is read from the configuration files. If a
+    system is given instead, it is None, because the files are written after the size of the job is known.
     """
 
     request: AstraRequest
@@ -464,10 +466,10 @@ def _suffix(path: Path) -> str:
 
 @renamed_arguments(beside="overlay")
 def check_timeline(path: Path | None, *, overlay: bool = False, overwrite: bool = False) -> None:
-    """Refuse a file that :func:`write_timeline` cannot write, before any work is done.
+    """Raise an error for a file that :func:`write_timeline` cannot write, before any work is done.
 
     Raises ``UsageError`` for an unknown suffix, and for an ``overlay`` in a table or without a file;
-    ``OutputError`` if the file exists (without ``overwrite``), cannot be written, or holds a workload or a
+    ``OutputError`` if the file exists (without ``overwrite``), cannot be written, or is a workload or a
     measured profile.
     """
     if path is None:
@@ -541,13 +543,13 @@ def write_timeline(
 
 
 def aligned(profiles: Sequence[Profile]) -> list[Profile]:
-    """Move profiles of one job to the clock of a simulated step: the device events of the first recorded
-    step (without steps: all device events) start at 0.
+    """Move profiles of one job to the clock of a simulated step: the device events of the first recorded step
+    start at 0. Without recorded steps, the first device event starts at 0.
 
-    Recordings of several processes have different clocks. All ranks leave a collective at the same time, so
-    a later profile is shifted until the ends of the collectives that it shares with an earlier one, by
-    group and sequence number, agree in the median (see :mod:`hespas.converters.comm_matching`). A profile
-    that shares none starts at 0.
+    Recordings of several processes have different clocks. All ranks leave a collective at the same time.
+    Therefore a later profile is shifted so that the median difference to an earlier profile is 0, over the
+    ends of their common collectives (matched by group and sequence number, see
+    :mod:`hespas.converters.comm_matching`). A profile without common collectives starts at 0.
     """
     events = match_profiles(profiles)
     owners: list[int] = events.profile.tolist()

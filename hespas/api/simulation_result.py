@@ -48,12 +48,11 @@ REPORT_FILES = ("index.html", "simulation.json")
 class SimulationResult(Result, Simulation):
     """Result of a simulation.
 
-    ``hardware`` is empty if the times are from the source, ``system`` if none was named.
-    ``astra_statistics`` are ASTRA-sim's figures per rank (mode ``astra``), ``astra_reference`` the output
-    of the user's own ASTRA-sim. ``measured_ns`` is the step time of the ``overlay`` profiles. ``memory`` is
-    the use of memory of each rank class whose operations state their result sizes (mode ``hespas``).
-    ``network_utilization`` has the traffic per dimension of the system (None: no system, or mode
-    ``astra``).
+    ``hardware`` is empty if the times are from the source, ``system`` if no system was named.
+    ``astra_statistics`` has ASTRA-sim's figures per rank (mode ``astra``), ``astra_reference`` the output of
+    the user's ASTRA-sim executable. ``measured_ns`` is the step time of the ``overlay`` profiles. ``memory``
+    is the memory of each rank class whose operations state their result sizes (mode ``hespas``).
+    ``network_utilization`` has the traffic per dimension of the system (None: no system, or mode ``astra``).
     """
 
     source: str
@@ -133,11 +132,11 @@ class SimulationResult(Result, Simulation):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedStep:
-    """Steps of the recording that a workload was made from.
+    """Steps of the recording from which a workload was made.
 
     ``count`` is the number of recorded steps (0: the recording has no step annotations). ``step_ns`` is the
     median length of a step over all ranks, ``period_ns`` the median time from the start of a step to the
-    start of the next one (of a single step its length). Both are NaN without steps and for estimated times.
+    start of the next one (for a single step, its length). Both are NaN without steps and for estimated times.
     """
 
     count: int
@@ -183,8 +182,8 @@ class _ExternalRank(msgspec.Struct, frozen=True):
 
 
 class ExternalDocument(msgspec.Struct, frozen=True, kw_only=True):
-    """Run of the user's ASTRA-sim. ``differing_ranks`` counts the ranks whose finish or exposed communication
-    differs from the embedded simulator.
+    """Run of the user's ASTRA-sim executable. ``differing_ranks`` counts the ranks whose finish or exposed
+    communication differs from the simulation by Hespas.
     """
 
     simulator: Literal["astra-sim"] = "astra-sim"
@@ -355,10 +354,10 @@ class _RankRow(msgspec.Struct, frozen=True):
 class SimulationDocument(Document, frozen=True, kw_only=True):
     """JSON document of ``hespas simulate --json``.
 
-    ``step_ns`` is the time of the whole graph. For a recording it is the span of its ``recorded_steps``
-    (null: not a recording, 0: without step annotations); ``recorded_step_ns`` is then the time of one step
-    if times are as recorded, and ``recorded_period_ns`` the time from the start of a step to the start of
-    the next one (of a single step its length).
+    ``step_ns`` is the time of the whole graph. If the workload is a recording, the graph has
+    ``recorded_steps`` steps (0: without step annotations; null: not a recording). If the times are as
+    recorded, ``recorded_step_ns`` is the time of one step, and ``recorded_period_ns`` the time from the start
+    of a step to the start of the next one (for a single step, its length).
     """
 
     schema: Literal["hespas.simulate/1"] = "hespas.simulate/1"
@@ -392,8 +391,8 @@ class SimulationDocument(Document, frozen=True, kw_only=True):
 
 
 def simulation_document(done: SimulationResult, *, ranks: bool = True) -> msgspec.Struct:
-    """Return the document of a simulation: ``hespas.simulate/1``. Without ``ranks`` its rows per rank are
-    left out; :func:`write_simulation_json` adds them as it writes.
+    """Return the document of a simulation: ``hespas.simulate/1``. If ``ranks`` is false, the rows per rank
+    are left out, because :func:`write_simulation_json` adds them while it writes.
     """
     recorded = recorded_step_of(done.workload, estimated=bool(done.hardware) or done.mode == "astra")
     network = done.network_utilization

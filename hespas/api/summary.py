@@ -67,10 +67,10 @@ _UNTIMED = -1
 
 @dataclass(frozen=True, slots=True)
 class ProductRow:
-    """Matrix products and convolutions of one number format; totals over a step (NaN: unknown).
+    """Matmuls and convolutions of one number format; totals over a step (NaN: unknown).
 
-    Types are empty if unknown. ``accumulator_bits`` and ``mac_noise_sigma`` are texts of the program, empty
-    if it states none. ``products`` counts primitive products per multiply.
+    Types are empty if unknown. ``accumulator_bits`` and ``mac_noise_sigma`` are texts in the program, empty
+    if it has none. ``products`` is the number of matmuls that emulate one (1: no emulation).
     """
 
     lhs: str
@@ -133,8 +133,8 @@ def product_rows(graph: OpGraph) -> tuple[ProductRow, ...]:
 class OpRow:
     """Operations of one name or class; totals over all executions in a step (NaN: unknown).
 
-    ``nodes`` counts nodes of the graph, ``executions`` their runs in a step, ``unknown`` nodes without a
-    cost.
+    ``nodes`` is the number of nodes in the graph, ``executions`` the number of their runs in a step,
+    ``unknown`` the number of nodes without a cost.
     """
 
     name: str
@@ -148,9 +148,10 @@ class OpRow:
 
 @dataclass(frozen=True, slots=True)
 class CollectiveSummary:
-    """Collectives of one kind over one grouping of the ranks; ``comm_bytes`` is per rank and step.
+    """Collectives of one kind over one grouping of the ranks. ``comm_bytes`` is per rank and step.
 
-    ``group_size`` is -1 if sizes differ; ``first_group`` lists at most its first eight ranks.
+    ``group_size`` is -1 if sizes differ. ``first_group`` lists the first ranks of the first group, at most
+    eight.
     """
 
     kind: str
@@ -248,8 +249,8 @@ class Summary(Result):
         return document_bytes(summary_document(self))
 
     def table(self) -> Table:
-        """Return the result as a table with one row per operation by name and rank class (of a profile
-        by name), the longest first.
+        """Return the result as a table with one row per operation name and rank class, longest total time
+        first. For a profile there is one row per operation name.
         """
         if self.profile is not None:
             return table_from_records([asdict(row) for row in self.profile.by_op])

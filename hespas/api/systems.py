@@ -97,11 +97,11 @@ class SystemResult(Result):
 
     def write_astra_sim(self, folder: str | Path, *, overwrite: bool = False) -> list[Path]:
         """Write ``system.json``, ``network.yml`` and ``remote_memory.json`` into a folder and return their
-        paths. Properties that ASTRA-sim cannot express are added to ``diagnostics``.
+        paths. Properties that ASTRA-sim cannot represent are added to ``diagnostics``.
 
-        Raises ``UsageError`` if the size of the system is not fixed or not filled, ``UnsupportedError`` for
-        an unknown latency, ``OutputError`` for a folder that holds files, without ``overwrite``. Other
-        files stay.
+        Raises ``UsageError`` if the number of devices is not set or does not fill the dimensions,
+        ``UnsupportedError`` for an unknown latency, ``OutputError`` for a folder with files if ``overwrite``
+        is false. Other files stay.
         """
         path, files = Path(folder), astra_sim_files(self.system, self.diagnostics)
 
@@ -134,9 +134,10 @@ def load_system(
 
 
 def sized_for(source: str | os.PathLike[str] | System | None, ranks: int) -> System | None:
-    """Return a system with one device per rank; a system of fixed size is returned unchanged, None for None.
+    """Return a system with one device per rank. A system of fixed size is returned unchanged. If ``source``
+    is None, return None.
 
-    Raises ``UsageError`` if its fixed size is smaller, and what :func:`load_system` raises.
+    Raises ``UsageError`` if the fixed size is smaller than the job, and the errors of :func:`load_system`.
     """
     if source is None:
         return None

@@ -48,8 +48,9 @@ class _CountsCycles(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True, repr=False)
 class TableEstimates(Result):
-    """Estimates of the rows of a table; columns of shape ``(rows,)``. ``totals`` are per kind and element
-    type, in the order of the table; ``cycles`` is None for estimators that do not count cycles.
+    """Estimates of the rows of a table; columns of shape ``(rows,)``. ``totals`` has one entry per kind of
+    operation and element type, in the order of the table. ``cycles`` is None for estimators that do not count
+    cycles.
     """
 
     path: Path
@@ -81,7 +82,7 @@ class TableEstimates(Result):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KindTotals:
     """Totals of one kind of operation and element type over the rows with a time. ``unknown`` counts the rows
-    without one; ``estimators`` are those that gave the times.
+    without a time. ``estimators`` lists the estimators of the times.
     """
 
     kind: str
@@ -284,10 +285,10 @@ def write_table_estimates(
     """Write the table as Parquet if the name ends in ``.parquet``, else as CSV, with the columns
     ``duration_ns``, ``low_ns``, ``high_ns``, ``estimator`` and, for estimators that count them, ``cycles``.
     Unknown figures are empty. The file is written atomically; ``-`` is standard output. Raises
-    ``OutputError`` if the file exists, without ``overwrite``.
+    ``OutputError`` if the file exists and ``overwrite`` is false.
 
-    A column of the table with one of these names is renamed to ``table_NAME``, with a warning. Texts that a
-    spreadsheet would calculate get an apostrophe in front.
+    If the table has a column with one of these names, it is renamed to ``table_NAME``, with a warning. Texts
+    that a spreadsheet would calculate get an apostrophe in front.
     """
     from hespas.measurements import text_batches
 

@@ -75,10 +75,10 @@ def _input_names(workload: _Path | Workload | None, sources: Sequence[_Path | Va
 
 @dataclass(frozen=True, slots=True, repr=False, kw_only=True)
 class AccuracyReport(Result):
-    """Errors of estimates against measurements, and the ``limits`` that they are compared with.
+    """Errors of estimates against measurements, and the ``limits`` with which they are compared.
 
-    ``hardware``, ``estimators``, ``profiles`` and ``workload`` are what was compared. ``details`` is the
-    validator's own result.
+    ``hardware``, ``estimators``, ``profiles`` and ``workload`` are the inputs of the comparison. ``details``
+    is the result of the validator.
     """
 
     details: Accuracy
@@ -212,14 +212,14 @@ def accuracy(
     diagnostics: Diagnostics | None = None,
     progress: _Progress | None = None,
 ) -> AccuracyReport:
-    """Compare estimates with measured ``profiles`` (or graphs with times) on ``hardware``, or with tables
-    of measured operations. The report includes naive baselines and the noise of the measurement.
+    """Compare estimates with measured ``profiles`` (or graphs with times) on ``hardware``, or with tables of
+    measured operations. The report includes naive baselines and the noise of the measurement.
 
-    ``workload`` is the program that ran; without it, the operations of the profile are estimated.
-    ``capture`` is one or more traces of graph captures that the profiles replay, or folders of them.
-    ``split`` selects rows of tables. ``max_mape``, ``max_e2e`` and ``min_coverage`` are limits as
-    fractions: see ``exceeded`` of the report. Raises ``UsageError`` for contradicting arguments and if
-    nothing can be compared, and what ``read`` raises.
+    ``workload`` is the program that ran; without it, the operations of the profile are estimated. ``capture``
+    is one or more traces of graph captures that the profiles replay, or folders of such traces. ``split``
+    selects rows of tables. ``max_mape``, ``max_e2e`` and ``min_coverage`` are limits as fractions; the method
+    ``exceeded`` of the report checks them. Raises ``UsageError`` for contradicting arguments and if nothing
+    can be compared, and the errors of ``read``.
     """
     from hespas.validators.accuracy import Thresholds
 
@@ -559,13 +559,13 @@ def suggest_shapes(
     seed: Seed = 0,
     diagnostics: Diagnostics | None = None,
 ) -> SuggestionReport:
-    """Suggest ``count`` shapes to measure next on ``hardware`` (a name or a TOML file), so that fits on few
-    rows predict all sizes. ``write`` of the report makes a table; with its times filled in, ``calibrate``
-    reads it.
+    """Suggest ``count`` shapes to measure next on ``hardware`` (a name or a TOML file), so that fits to few
+    rows predict all sizes. The method ``write`` of the report writes a table. After its times are filled in,
+    ``calibrate`` reads it.
 
-    Sizes that the rows of each ``table`` represent are not suggested again. ``kind`` (empty: ``matmul``)
-    and ``dtype`` (empty: the fastest of bf16, f16 and f32_full on the device) are kinds and element types
-    of the learned models in the package. Raises ``UsageError`` for others, and what ``read`` raises.
+    Sizes that the rows of each ``table`` represent are not suggested again. ``kind`` (empty: ``matmul``) and
+    ``dtype`` (empty: the fastest of bf16, f16 and f32_full on the device) are kinds and element types of the
+    learned models in the package. Raises ``UsageError`` for others, and the errors of ``read``.
     """
     from hespas.hardware import load_device
     from hespas.validators.calibration import suggest

@@ -68,8 +68,8 @@ class GridDocument(Document, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class GridResult(Result):
-    """Result of a grid: one row per combination, in the order of the axes. ``kept`` counts the rows that an
-    earlier, interrupted run had finished.
+    """Result of a grid: one row per combination, in the order of the axes. ``kept`` is the number of rows
+    that an earlier, interrupted run had finished.
     """
 
     grid: Grid
@@ -173,16 +173,16 @@ def simulate_grid(
     """Simulate every combination of the axes of a grid (a value or a file) in ``jobs`` processes. Workloads
     are read with ``options``.
 
-    Each finished row is written into ``folder``, so that an interrupted run can be resumed; at the end
-    ``grid.json``, ``grid.csv`` and a page (``index.html``) are written there, which ``overwrite`` replaces.
-    A row that cannot be simulated reports its error, and is tried again by the next run.
+    Each finished row is written into ``folder``, so that an interrupted run can be resumed. At the end
+    ``grid.json``, ``grid.csv`` and a page (``index.html``) are written there; with ``overwrite`` they replace
+    existing files. A row that cannot be simulated reports its error, and the next run tries it again.
 
     The file is untrusted data. It may only name files in its folder. Estimators that run programs, execute
-    the workload or have an option that names files need ``allow_programs``, unless ``estimator`` is the
-    same one. ``estimator`` is used for all rows if the file names none.
+    the workload or have an option that names files need ``allow_programs``, unless ``estimator`` names the
+    same estimator. If the file names no estimator, ``estimator`` is used for all rows.
 
-    Raises ``FormatError`` for the file, ``BoundaryError`` if it names something that needs permission,
-    ``OutputError`` for a folder with an earlier table, without ``overwrite``.
+    Raises ``FormatError`` for a malformed file, ``BoundaryError`` if the file names something that needs
+    permission, ``OutputError`` for a folder with an earlier table if ``overwrite`` is false.
     """
     with allowing_programs(allow_programs or programs_allowed()):
         grid = path
@@ -232,8 +232,8 @@ def _simulated_row(task: tuple[Mapping[str, GridValue], Mapping[str, GridValue],
 
 
 def _row_key(settings: Mapping[str, GridValue], options: ReadOptions) -> str:
-    """Return the cache key of a row: a hash of its settings, of the options of readers, of size and time of
-    the files that the settings name, and of this version.
+    """Return the cache key of a row. It is a hash of its settings, the read options, the size and time of the
+    files that the settings name, and the version of Hespas.
     """
     digest = blake2b(digest_size=12)
     digest.update(msgspec.json.encode([__version__, sorted(settings.items(), key=lambda item: item[0])]))
@@ -320,8 +320,8 @@ def _grid_page(result: GridResult) -> str:
 
 
 class DifferenceRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One time in two simulated runs. For ``critical path`` and ``busy`` (time per resource) it is of the
-    rank that finishes last; for ``rank`` it is when that rank finishes.
+    """One time in two simulated runs. For the parts ``critical path`` and ``busy`` (time per resource) it is
+    a time of the rank that finishes last. For ``rank`` it is the time at which that rank finishes.
     """
 
     part: _PartName

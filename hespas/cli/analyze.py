@@ -317,8 +317,8 @@ def _print_operations(tables: AnalysisTables, top: int) -> None:
 def _print_calls(tables: AnalysisTables, top: int) -> None:
     """Print the calls with most device time.
 
-    If a call only makes one other call, just the last call of this chain is printed, with the name of the
-    innermost module in the chain.
+    If a call has a single callee, only the last call of the chain is printed, with the name of the innermost
+    module in the chain.
     """
     rows = tables.tree.rows()
     largest_child_ns: dict[int, float] = {}

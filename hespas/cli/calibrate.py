@@ -87,8 +87,8 @@ def _check_out(call: Call, out: Path, suffix: str, example: str) -> None:
 
 
 def _fit(call: Call, out: Path, report: Path | None) -> None:
-    """Fit estimators. The documents are written first and the hardware file last, so that it exists only if
-    everything succeeded.
+    """Fit estimators and write the results. The hardware file is written last, so that it exists only if all
+    other documents were written.
     """
     from hespas import api
     from hespas.api.validation import check_recorded

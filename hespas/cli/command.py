@@ -62,8 +62,8 @@ _ABSENT: tuple[object, ...] = (None, "", [])
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One run of a command. ``texts`` has the values of all options as typed; an item (``call[name]``) is the
-    value that the Python interface takes.
+    """One run of a command. ``texts`` has the values of all options as typed. ``call[name]`` is the value of
+    an option, converted for the Python interface.
     """
 
     context: typer.Context
@@ -73,8 +73,8 @@ class Call:
     diagnostics: Diagnostics = field(default_factory=Diagnostics)
 
     def __getitem__(self, name: str) -> Any:
-        """Return the value of an option, its default if it is not given. An empty text is a value of an
-        option without a default. Raises ``UsageError`` for a text that is not a value.
+        """Return the value of an option, or its default if it is not given. If the option has no default, an
+        empty text is a value. Raises ``UsageError`` for a text that cannot be converted.
         """
         declared, value = self.options[name], self.texts[name]
         if value in _ABSENT:
@@ -172,8 +172,8 @@ class Call:
         check_reports(self.documents(), self.files(), overwrite=self.overwrite)
 
     def check_report(self, names: Sequence[str], check: Callable[..., None] = check_report_files) -> None:
-        """Raise an error, before any work, for a report folder that cannot be written or would replace a
-        file. ``check`` raises the errors of writing files with these names into a folder.
+        """Raise an error, before any work, for a report folder that cannot be written, or in which a file
+        would be replaced. ``check`` raises the errors of writing files with these names into a folder.
         """
         for folder in map(Path, self.paths("folder")):
             for name in names:

@@ -33,10 +33,11 @@ _TABLE_OPTION = "--out"
 def check_reports(
     reports: Mapping[str, Path | None], others: Mapping[str, Sequence[str | Path]], *, overwrite: bool
 ) -> None:
-    """Check the documents that options write, by option; ``others`` are the paths of the other arguments.
+    """Check the paths of documents that options write; ``reports`` maps the option to the path. ``others``
+    are the paths of other arguments.
 
-    Raises ``OutputError`` or ``UsageError`` if a document cannot be written, or if it would replace a file
-    that the command reads or writes, an existing file without ``overwrite``, or a workload or profile.
+    Raises ``OutputError`` or ``UsageError`` if a document cannot be written. Also raises if it would replace
+    a file that the command reads or writes, an existing file without ``overwrite``, or a workload or profile.
     Standard output (``-``), pipes and devices are allowed.
     """
     from hespas.api.documents import check_document, is_standard_output, is_stream
@@ -149,8 +150,8 @@ AsJson = Annotated[
 
 
 def list_file(path: Path | None, *, as_json: bool, overwrite: bool) -> Path | None:
-    """Return the destination of a list as JSON: the file after ``--json`` or standard output; None without
-    ``--json``. Raises like :func:`check_reports`.
+    """Return the destination of a list as JSON: the file after ``--json``, or standard output if no file is
+    given; None without ``--json``. Raises the errors of :func:`check_reports`.
     """
     if not as_json:
         if path:
@@ -166,7 +167,7 @@ def list_file(path: Path | None, *, as_json: bool, overwrite: bool) -> Path | No
 def workload_format(destination: Path | None, target_format: str | None) -> str | None:
     """Return the format of a workload that is written to ``destination``: ``target_format`` if it is given.
 
-    Otherwise a folder gets Chakra traces, and None means that the suffix of the file decides. Raises
+    Otherwise it is Chakra traces for a folder, and None for a file, whose suffix selects the format. Raises
     :class:`UsageError` for standard output.
     """
     if destination == Path("-"):

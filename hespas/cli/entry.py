@@ -30,8 +30,8 @@ _WRITE_FAILURES = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBA
 
 
 class CommandSource(NamedTuple):
-    """Where a command is defined: module and name of its function or app. ``help`` is the first line of its
-    help and ``epilog`` the last. ``renamed`` maps deprecated options to new names.
+    """Definition of a command: ``module`` and ``name`` of its function or app. ``help`` is the first line of
+    its help and ``epilog`` the last. ``renamed`` maps deprecated options to new names.
     """
 
     module: str
@@ -44,9 +44,10 @@ class CommandSource(NamedTuple):
 def program(
     name: str, help_text: str, commands: Mapping[str, CommandSource], elsewhere: Mapping[str, str]
 ) -> typer.Typer:
-    """Return an app of commands that are imported when they run.
+    """Return an app of commands, each of which is imported only when it runs.
 
-    ``elsewhere`` are hidden commands that refer to another program: ``convert`` to ``hespas-convert``.
+    ``elsewhere`` maps hidden commands to another program, which their message names: ``convert`` to
+    ``hespas-convert``.
     """
 
     class ProgramGroup(_LazyGroup):
@@ -157,8 +158,8 @@ class _LazyGroup(TyperGroup):
 
 
 def renamed_options(new_names: Mapping[str, str]) -> type[TyperCommand]:
-    """Return a command class that accepts deprecated options, which ``--help`` does not list:
-    ``{"--old": "--new"}``. Each one prints a warning with its new name.
+    """Return a command class that also accepts deprecated options, given as ``{"--old": "--new"}``. A
+    deprecated option prints a warning with the new name. ``--help`` does not list it.
     """
     if not new_names:
         return TyperCommand

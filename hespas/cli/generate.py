@@ -42,8 +42,8 @@ _Handler = Callable[..., None]
 
 
 def _generator_command(settings: Callable[..., object]) -> Callable[[_Handler], _Handler]:
-    """Return a decorator that makes a command with the options of ``settings``, which returns a generator,
-    and those of :func:`hespas.api.generate`.
+    """Return a decorator that makes a command. Its options are the options of the function ``settings``,
+    which returns a generator, and of :func:`hespas.api.generate`.
     """
     return command(settings, generate, progress="writing", without=("max_input_bytes",))
 

@@ -43,8 +43,8 @@ _SNIFFED_BYTES = 1 << 16
 
 
 class _Interruption:
-    """Record of a signal that ends the command. Libraries such as NumPy swallow or replace an exception that
-    a signal handler raises, so that raising alone is not reliable.
+    """Record of a signal that ends the command. An exception that a signal handler raises is not enough,
+    because libraries such as NumPy suppress or replace it.
     """
 
     received = False
@@ -133,8 +133,8 @@ def _raised_at(error: BaseException) -> str:
 
 
 def _system_refusal(error: OSError, source: str, reads: _Paths, writes: _Paths) -> HespasError | None:
-    """Convert an error of the operating system about memory or a file in the user's options; return None for
-    any other error, which is a bug.
+    """Convert an error of the operating system to an error of the input or output, if it is about memory or a
+    file in the user's options. Return None for any other error, which is a bug.
     """
     if error.errno == errno.ENOMEM:
         return memory_error(source)
@@ -217,8 +217,8 @@ def _plugin_warnings() -> Generator[None]:
 
 @contextmanager
 def _results_placed_last() -> Generator[None]:
-    """Put written files in place only after all printed text is flushed. An exit code of the body is kept: it
-    is an answer, not a failure.
+    """Return a context that moves written files to their destinations only after all printed text is flushed.
+    If the body ends with an exit code, the files are moved too, because an exit code may be a regular result.
     """
     answer: typer.Exit | None = None
     with place_together():

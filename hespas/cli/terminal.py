@@ -79,8 +79,8 @@ def results_on_stderr(enabled: bool) -> Generator[None]:
 
 @contextmanager
 def stdout_redirected() -> Generator[None]:
-    """Within the context, send standard output to standard error: of user programs, their threads and the
-    processes that they start.
+    """Within the context, redirect standard output to standard error, also for user programs, their threads
+    and the processes that they start.
     """
     saved: int | None = None
     with redirect_stdout(sys.stderr):
@@ -156,8 +156,8 @@ def print_info(text: str | Iterable[str]) -> None:
 
 
 def report_diagnostics(diagnostics: Diagnostics, source: Path | str) -> None:
-    """Print warnings and errors on standard error: for each code its count and up to three messages that
-    differ in more than numbers. Notes of conversions are printed elsewhere.
+    """Print warnings and errors on standard error: for each code its count and up to three messages. Messages
+    that differ only in numbers are printed once. Notes of conversions are printed elsewhere.
     """
     counts = diagnostics.counts()
     printed: dict[str, set[str]] = {}
@@ -233,8 +233,8 @@ def _write(stream: TextIO, text: str) -> None:
 
 
 def open_closed_descriptors() -> None:
-    """Open the null device as each closed standard stream, so that files do not get their descriptors and
-    receive the messages of libraries.
+    """Open the null device in place of each closed standard stream. Otherwise a file that is opened later
+    would get its descriptor, and messages of libraries would be written into the file.
     """
     for number in range(3):
         try:

@@ -66,7 +66,9 @@ _ROUNDING = 1e-12
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _NodeTimes:
-    """Times of one execution of each node, split into their parts [ns]; NaN where a part is unknown."""
+    """Times of one execution of each node [ns]: arithmetic on matrix and on vector units, memory traffic, and
+    launch overhead. NaN if unknown.
+    """
 
     matrix_ns: FloatArray
     vector_ns: FloatArray

@@ -318,7 +318,7 @@ def fit_device(
 
 @dataclass(slots=True)
 class _DeviceFitRun:
-    """Settings that all fits of one device share: seed, date and progress callback."""
+    """Settings that are common to all fits of one device: seed, date and progress callback."""
 
     device: Device
     seed: int

@@ -405,7 +405,9 @@ def constant(columns: int, value: float) -> Forest:
 
 
 class _TreeColumns:
-    """One boosted tree as arrays: inner nodes from the root down, leaves from left to right."""
+    """One boosted tree as arrays, in the form of :class:`~hespas.estimators.learned.ensemble.Forest`: inner
+    nodes from the root down, leaves from left to right.
+    """
 
     def __init__(self, nodes: NDArray[np.void]) -> None:
         is_leaf: list[bool] = (nodes["is_leaf"] > 0).tolist()

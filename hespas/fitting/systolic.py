@@ -60,7 +60,9 @@ _OF_ANY = ("t0_ns", "ns_per_byte")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _LineColumns:
-    """Input columns of one line, one column for each parameter, shape ``(rows, parameters)``."""
+    """Inputs of a line (cycles, bytes, elements) for measured rows, with one column per parameter, shape
+    ``(rows, parameters)``. ``is_long`` is True for rows of the second line.
+    """
 
     names: tuple[str, ...]
     columns: FloatArray

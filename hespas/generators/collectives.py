@@ -185,7 +185,9 @@ def _graph(bench: CollectiveBenchmark, role: int) -> OpGraph:
 
 
 class _BenchmarkNodes:
-    """Writer of the benchmark's nodes. Each node depends on the previous one, unless ``separate`` is set."""
+    """Writer of the nodes of a benchmark. Each node depends on the previous one, unless the benchmark is
+    ``separate``.
+    """
 
     def __init__(self, bench: CollectiveBenchmark, builder: GraphBuilder, groups: GroupSet) -> None:
         self.builder = builder

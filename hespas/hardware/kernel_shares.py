@@ -320,8 +320,8 @@ class InterferenceFactor:
 
 
 class HeldUnits(NamedTuple):
-    """Compute units (SMs, CUs) that a running collective occupies, with the recorded device, its family, and
-    the source.
+    """Number of compute units (SMs, CUs) that a running collective occupies, with the device on which it was
+    recorded, the family of that device, and the source.
     """
 
     units: int

@@ -112,8 +112,10 @@ class _DeviceJob:
     def with_host_launches(
         self, workload: Workload, simulator: JobScheduler | ListScheduler
     ) -> tuple[Workload, Workload, Sequence[Pressure] | None]:
-        """Return the workload and the timed job, both with nodes for host launches, and the contention
-        factors (:class:`Pressure`) of the nodes.
+        """Return the job with nodes for the host launches that kernels wait for.
+
+        Return the workload with its original times, the workload with the times to simulate, and the
+        contention factors (:class:`Pressure`) of the nodes of each rank class.
         """
         pressures: Sequence[Pressure] | None = None
         if simulator.interference and isnan(self.configuration.beside):
@@ -176,11 +178,11 @@ def _launched(workload: Workload, launches: Sequence[Launches | None]) -> Worklo
 def _complete_options(
     simulator: Simulator | None, workload: Workload, estimates: Sequence[Estimate] | None
 ) -> Simulator:
-    """Return the simulator with defaults for options that are not set.
+    """Return the simulator, with defaults for options that are not set.
 
-    If collectives take their times from the graphs, these may include waiting. Then all members take the
-    shortest time, counted from the last arrival. If all times come from the graphs and include recorded
-    waits, ranks start when their recordings started.
+    Collective times from the graphs may include waits for other ranks. In this case all members take the
+    shortest time, counted from the last arrival. If all times are from the graphs and include recorded waits,
+    ranks start with the offsets of their recordings.
     """
     if simulator is not None and not isinstance(simulator, JobScheduler):
         return simulator
@@ -225,10 +227,11 @@ def _interval(
     estimates: Sequence[Estimate] | None,
     factors: tuple[float, float],
 ) -> tuple[float, float]:
-    """Return the interval of the step time, from the interval ``factors`` of this kind of step.
+    """Return the 90 % interval of the step time [ns]. ``factors`` is the interval of the ratio of real to
+    simulated step times, for this kind of step.
 
-    Recorded times have no error, so the factors apply only to the estimated share of the work of the rank
-    class that ends last.
+    Recorded times have no error. Therefore the factors apply only to the estimated share of the work of the
+    rank class that ends last.
     """
     if estimates is None or not done.classes or isnan(factors[0]):
         return nan, nan
@@ -277,8 +280,10 @@ def _durations_as_estimate(graph: OpGraph, device: Device) -> Estimate:
 
 
 class _TimedClass(NamedTuple):
-    """Rank class with a time for each node and whole trip counts. Also has the number of unknown times, and
-    the number of times from the graph that are used although there are estimates.
+    """Graph of a rank class, with a time for each node and whole trip counts.
+
+    ``unknown`` is the number of nodes whose time was unknown. ``kept`` is the number of nodes that use a time
+    of the graph although estimates are given.
     """
 
     graph: OpGraph

@@ -56,10 +56,11 @@ class ConstantPace:
 
 @dataclass(slots=True)
 class ContentionPace(ConstantPace):
-    """Pace of tasks that depends on contention.
+    """Pace of tasks under contention between communication and computation.
 
     ``owner`` is the rank of each task, ``event`` the communication event that ends it (-1: none). ``ended``
-    and ``moved`` are the times at which tasks ended and began to transfer (NaN for tasks without contention).
+    is the time at which a task ended, ``moved`` the time at which it began to transfer bytes (NaN for tasks
+    without contention).
     """
 
     owner: list[int]
@@ -229,11 +230,11 @@ class ContentionPace(ConstantPace):
 
 @dataclass(slots=True, kw_only=True)
 class PendingEvents:
-    """Unfinished communication events. Each has the number of missing arrivals, the end of its last arrival
-    so far, and the tasks that it ends.
+    """Communication events that have not ended. ``left`` is the number of missing arrivals of each event,
+    ``over_ns`` the end of its last arrival so far, and ``ends`` the tasks that end with the event.
 
-    ``first`` and ``at`` list the arrivals of each task: task ``i`` has ``at[first[i]:first[i + 1]]``.
-    ``lags`` has one entry per arrival.
+    Task ``i`` arrives at the events ``at[first[i]:first[i + 1]]``. ``lags`` has the time from the start of a
+    task to the end of its arrival, with one entry per arrival.
     """
 
     left: list[int]
@@ -267,12 +268,12 @@ class TaskTimes(NamedTuple):
 
 
 class EventLoop:
-    """Run of all tasks through the event loop.
+    """Event loop that runs all tasks on their streams.
 
-    ``rank`` is the priority of each task among ready tasks (None: task order), ``ended_by`` the event that
-    ends each task (-1: none). The state of the loop is the number of ``waiting`` dependencies of each task,
-    the ``fresh`` tasks that just became ready, the ``ready`` tasks of each stream, and the ``ends`` of
-    running tasks.
+    The argument ``rank`` is the priority of each task among ready tasks (None: task order). ``ended_by`` is
+    the communication event that ends each task (-1: none). State of the loop: ``waiting`` is the number of
+    unfinished dependencies of each task, ``fresh`` the tasks that just became ready, ``ready`` the ready
+    tasks of each stream, and ``ends`` the ends of running tasks.
     """
 
     def __init__(

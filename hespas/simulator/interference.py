@@ -26,13 +26,14 @@ __all__ = ["Pressure", "pressures_of", "uniform_pressures"]
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Pressure:
-    """Contention factors by which overlapping nodes slow each other down; columns of shape ``(nodes,)`` or
-    ``(tasks,)``, 0 for no effect.
+    """Contention factors by which overlapping communication and computation slow each other down. Columns
+    have shape ``(nodes,)`` or ``(tasks,)``; 0 means no effect.
 
-    Computation during communication takes ``1 + by_units x (sum of holds) + by_memory x (sum of moves)``
-    times as long. ``holds`` of a communication task counts from its start, also while it waits for other
-    ranks; ``moves`` counts while its bytes are transferred. Communication that ``stretches`` takes ``1 +
-    moves x (sum of by_memory, at most 1)`` times as long during computation.
+    A computation task that overlaps with communication takes ``1 + by_units x (sum of holds) + by_memory x
+    (sum of moves)`` times as long. The sums run over the overlapping communication tasks. ``holds`` counts
+    from the start of a communication task, also while it waits for other ranks. ``moves`` counts only while
+    its bytes are transferred. A communication task with ``stretches`` takes ``1 + moves x (sum of by_memory,
+    at most 1)`` times as long during computation.
     """
 
     holds: FloatArray

@@ -36,12 +36,12 @@ _COUNTED = "moe_permute"
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Launches:
-    """Host launches of a graph, in program order.
+    """Host launches that may delay kernels, in program order; columns of shape ``(launches,)``.
 
-    ``kernel`` is the node that a launch starts, ``duration_ns`` the host time since the previous launch.
-    ``reads`` is the node whose result the host reads before (-1: none). ``follows`` is False for the first
-    launch of a loop that was entered before. ``last`` is the latest launch before each node of the graph (-1:
-    none), shape ``(nodes,)``.
+    ``kernel`` is the node that a launch starts. ``duration_ns`` is the host time since the previous launch in
+    this table. ``reads`` is the node whose result the host reads before the launch (-1: none). ``follows`` is
+    False for the first launch of a loop body that was run before. ``last`` has shape ``(nodes,)``: the index
+    of the latest launch before each node of the graph (-1: none).
     """
 
     kernel: IntArray
@@ -93,11 +93,12 @@ class Launches:
 
 
 def unrolled(graph: OpGraph, *, overlap_trips: bool) -> tuple[OpGraph, IntArray] | None:
-    """Return the graph without loops, and for each of its nodes the node in ``graph`` (-1: end of an
-    iteration, which takes no time).
+    """Return the graph with all loops unrolled, and for each of its nodes the node in ``graph`` (-1: a marker
+    of the end of an iteration, which takes no time).
 
-    Launches may depend on more than one iteration, because the host runs ahead of the device across
-    iterations. Returns None if the graph has no loops, too many operations, or loops that cannot be unrolled.
+    Loops are unrolled because the host launches kernels of later iterations while the device still runs
+    earlier ones. Return None if the graph has no loops, too many operations, or loops that cannot be
+    unrolled.
     """
     if not len(graph.regions):
         return None
@@ -111,8 +112,8 @@ def unrolled(graph: OpGraph, *, overlap_trips: bool) -> tuple[OpGraph, IntArray]
 
 
 def _moved(deps: RaggedArray, number: IntArray, consumers: IntArray, producers: IntArray) -> RaggedArray:
-    """Return dependencies with nodes renumbered by ``number``, and with additional dependencies given as
-    pairs of consumer and producer.
+    """Return dependencies between renumbered nodes. ``number`` has the new number of each node. ``consumers``
+    and ``producers`` are additional dependencies, as pairs of new numbers.
     """
     rows = np.concatenate([number[deps.row_ids], consumers])
     return RaggedArray.from_pairs(rows, np.concatenate([number[deps.values], producers]), len(number))
@@ -120,10 +121,10 @@ def _moved(deps: RaggedArray, number: IntArray, consumers: IntArray, producers: 
 
 @dataclass(slots=True)
 class _Host:
-    """Host that launches nodes in program order, with the earliest times at which the device can run them.
+    """State of the host, which launches nodes in program order, and of the streams of the device.
 
-    Times count from the start of the step, or from the start of a loop iteration whose launches take longer
-    than its device work.
+    Times count from the start of the step. In a loop whose launches take longer than its device work, they
+    count from the start of an iteration.
     """
 
     issue_ns: float
@@ -145,8 +146,8 @@ class _Host:
             self.free = {}
 
     def launch(self, node: int, ready_ns: float, stream: int, duration_ns: float, *, alone: bool) -> float:
-        """Launch a node whose inputs are ready at ``ready_ns``, and return the earliest time at which it
-        ends. A node that is not launched ``alone`` shares the launch of the previous one.
+        """Launch a node whose inputs are ready at ``ready_ns``, and return the earliest time at which the
+        node ends. A node with ``alone`` False shares the launch of the previous node.
         """
         self.issued_ns += self.issue_ns * alone
         start_ns = max(ready_ns, self.free.get(stream, 0.0)) if stream >= 0 else ready_ns
@@ -167,11 +168,12 @@ class _Host:
 
 
 def launches_of(graph: OpGraph, issue_ns: float, *, reads_counts: bool) -> Launches:
-    """Return the launches of a graph whose nodes have times. Each node is one launch of ``issue_ns``, in
-    program order.
+    """Return the launches of a graph whose nodes have times. Each node takes one launch of ``issue_ns`` host
+    time, in program order.
 
-    A receive shares the launch of its send, as in one NCCL group, and so do the two halves of a permute in a
-    trace. ``reads_counts``: the host reads the number of tokens for each expert. O(nodes + dependencies).
+    A receive shares the launch of its send, as in one NCCL group. The two halves of a permute in a trace
+    share one launch too. ``reads_counts`` is True if the host reads the number of tokens of each expert
+    before it continues. O(nodes + dependencies).
     """
     deps, host = all_deps(graph), _Host(issue_ns)
     bounds: list[int] = deps.offsets.tolist()

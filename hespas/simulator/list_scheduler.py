@@ -59,8 +59,8 @@ class ListScheduler:
     def run(
         self, workload: Workload, diagnostics: Diagnostics, pressures: Sequence[Pressure] | None = None
     ) -> Simulation:
-        """Simulate the step of each rank; see the module. ``pressures`` are the contention factors of the
-        rank classes. O(executions log executions) per class.
+        """Simulate the step of one rank of each rank class, as described in the module. ``pressures`` are the
+        contention factors of the rank classes. O(executions log executions) per class.
         """
         counts = workload.class_sizes
         used = [index for index, count in enumerate(counts) if count]

@@ -174,10 +174,12 @@ def _times_alone(program: TaskProgram, schedule: Schedule) -> IterationTimes:
 
 @dataclass(slots=True, kw_only=True)
 class LoopExtrapolation:
-    """Graphs of ranks, reduced by :func:`prepared`, in which blocks replace long loops one by one.
+    """Graphs of ranks, reduced by :func:`prepared`, in which long loops are replaced one by one with their
+    first iteration and a block (see the module).
 
-    ``pressures`` are the contention factors of the ranks. ``measure`` runs the programs of some of the graphs
-    (positions in ``reduced``) together on idle streams. ``varies``: times differ between iterations.
+    ``pressures`` are the contention factors of the ranks. ``measure`` simulates programs of some ranks
+    together on idle streams; its first argument lists the positions of these ranks in ``reduced``. ``varies``
+    is True if times differ between iterations.
     """
 
     reduced: list[OpGraph]
@@ -232,11 +234,12 @@ class LoopExtrapolation:
 
 
 def too_long(graph: OpGraph, limit: int) -> BoolArray:
-    """Return a mask of the loops to extrapolate, shape ``(regions,)``. Outer loops are extrapolated before
-    inner ones.
+    """Return a mask of the loops that must be extrapolated, shape ``(regions,)``, so that the program has at
+    most about ``limit`` executions.
 
-    The limit per loop is halved until all unrolled executions fit ``limit`` and the search for the periods of
-    the other loops costs about as much. O(regions log limit).
+    A loop is extrapolated if its unrolled executions exceed an allowance. The allowance starts at ``limit``
+    and is halved until the unrolled executions, plus the executions that are simulated to extrapolate the
+    other loops, are at most twice the limit. O(regions log limit).
     """
     regions = graph.regions
     trips: list[float] = regions.trips.tolist()
@@ -284,8 +287,8 @@ def _loop_alone(graph: OpGraph, inside: BoolArray, region: int) -> OpGraph:
 
 
 class _BlockTasks(NamedTuple):
-    """Nodes that stand for the extrapolated iterations of a loop (a block), one per stream. They follow
-    ``last``, the last node of their loop.
+    """Nodes that replace the later iterations of a loop (a block, see the module), one per stream. Their
+    numbers follow ``last``, the last node of the loop.
     """
 
     last: int
@@ -366,8 +369,8 @@ def _changed(
 
 
 def _wired(graph: OpGraph, inside: BoolArray, block_tasks: _BlockTasks) -> tuple[RaggedArray, RaggedArray]:
-    """Return the data and control dependencies of the graph with a block. The block waits for the first
-    iteration, and consumers of the loop wait for the block.
+    """Return the data and control dependencies of a graph in which a block replaces the later iterations of a
+    loop. The block waits for the first iteration, and consumers of the loop wait for the block.
     """
     count, every = len(graph) + len(block_tasks.streams), all_deps(graph)
     consumers, producers = every.row_ids, every.values
@@ -425,8 +428,9 @@ _Run = Callable[[int], IterationTimes]
 
 
 def _period(run: _Run, trips: int) -> int:
-    """Return the smallest number of iterations over which the time T of the loop (see the module) grows by
-    the same amount twice in succession, starting at ``trips`` iterations; 0 if none is found.
+    """Return the smallest number of iterations c (see the module) after which the time of the loop has grown
+    by the same amount twice in succession. The growth is measured from ``trips`` iterations on. 0 if there is
+    no such c up to the limit.
     """
     for period in range(1, _LONGEST_PERIOD + 1):
         last = run(trips + 2 * period).time_ns
@@ -437,11 +441,13 @@ def _period(run: _Run, trips: int) -> int:
 
 
 def _rest_of_loop(run: _Run, loop: OpGraph, region: int, diagnostics: Diagnostics, *, varies: bool) -> Block:
-    """Return the block for all iterations of ``region`` after the first, from runs of a few iterations.
+    """Return the block for all iterations of ``region`` after the first, extrapolated from runs of a few
+    iterations.
 
-    ``loop`` has only the nodes of the loop, reduced by :func:`prepared`. If times vary between iterations, T
-    has no period, and the mean of more iterations is used. If no period is found, the mean growth of the
-    measured iterations is used, with a warning in ``diagnostics``.
+    ``loop`` has only the nodes of the loop, reduced by :func:`prepared`. ``run`` returns the times of a
+    number of iterations. If times vary between iterations, the loop has no period, and the mean of more
+    iterations is extrapolated. If no period is found, the mean of the measured iterations is extrapolated,
+    with a warning in ``diagnostics``.
     """
     trips = int(loop.regions.trips[region])
     first = run(1)
@@ -489,8 +495,11 @@ def _minus(more: IterationTimes, less: IterationTimes) -> IterationTimes:
 def _block(
     region: int, trips: int, first: IterationTimes, whole: IterationTimes, growth: IterationTimes
 ) -> Block:
-    """Return the block for the iterations after the first: ``whole`` minus ``first``. Its critical path is
-    divided over operation classes as in ``growth``.
+    """Return the block for the iterations of a loop after the first. ``whole`` has the times of all
+    iterations, ``first`` the times of the first one; the difference is the time of the block.
+
+    The critical path of the block is split into operation classes in the same ratio as ``growth``, the times
+    that further iterations add.
     """
     rest = _minus(whole, first)
     duration_ns = max(rest.time_ns, 0.0)

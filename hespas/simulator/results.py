@@ -73,8 +73,8 @@ __all__ = [
 class Throughput:
     """Rates of a step; NaN if the workload does not state the required facts.
 
-    ``mfu`` is model FLOPs / the FLOPs that all devices could do in the step at the dense peak for
-    ``peak_dtype``. That is the element type of the products in linear layers.
+    ``mfu`` is the model FLOPs divided by the FLOPs that all devices could do during the step at their dense
+    peak. The peak is for ``peak_dtype``, the element type of the matmuls in linear layers.
     """
 
     model_flops: float = nan
@@ -135,10 +135,10 @@ def warn_of_rates(rates: Throughput, where: str, diagnostics: Diagnostics) -> No
 
 
 def _peak(name: str, device: Device | None) -> tuple[str, float]:
-    """Return the element type whose peak the device uses for ``name``, and that peak; NaN if the device has
-    no peak for it.
+    """Return the element type whose peak rate applies to matmuls of type ``name`` on the device, and that
+    peak rate; NaN if the device has no peak for it.
 
-    GPUs multiply IEEE f32 on vector units if they have no matrix units for it.
+    GPUs without matrix units for IEEE f32 multiply it on vector units.
     """
     if device is None or find_dtype(name) is None:
         return name, nan
@@ -153,12 +153,12 @@ def _peak(name: str, device: Device | None) -> tuple[str, float]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CriticalPath:
-    """Chain of spans that ends last. Each span starts when the previous one ends. If a rank waits for another
-    rank, the chain continues on that rank.
+    """Summary of the critical path: the chain of spans that ends last. Each span starts when the previous one
+    ends. If a rank waits for another rank, the chain continues on that rank.
 
     ``spans`` is the number of spans. ``after_resource`` counts spans that waited for a busy stream instead of
-    a dependency. ``class_ns`` and ``resource_ns`` split the time of the path by operation class and by
-    resource; each sums to the finish of the rank.
+    a dependency. ``class_ns`` splits the time of the path by operation class, ``resource_ns`` by resource.
+    Each split sums to the finish of the rank.
     """
 
     spans: int
@@ -169,15 +169,16 @@ class CriticalPath:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClassResult:
-    """Summary of one rank class. ``rank`` is the rank whose spans are in the timeline; it is the last one to
-    end.
+    """Summary of one rank class. ``rank`` is the rank of the class that ends last; its spans are in the
+    timeline.
 
-    The ranks of the class behave in ``ways`` different ways. ``busy_ns`` is by resource. ``wait_ns`` is the
-    time in which the rank does nothing but wait for other ranks, by cause (:data:`hespas.graph.WAITS`).
-    ``unknown`` counts nodes of unknown time, which count as 0; ``finish_ns`` is then a lower bound. ``kept``
-    counts nodes that use a recorded time although other times are estimated for a device. ``extrapolated``
-    counts loops that were not simulated iteration by iteration. ``interference_ns`` is the time that
-    contention between communication and kernels added, summed over operations.
+    ``ways`` is the number of different behaviours among the ranks of the class. ``busy_ns`` is by resource.
+    ``wait_ns`` is the time in which the rank only waits for other ranks, by cause
+    (:data:`hespas.graph.WAITS`). ``unknown`` counts nodes of unknown time. Their time counts as 0, so
+    ``finish_ns`` is then a lower bound. ``kept`` counts nodes that use a recorded time although other times
+    are estimated for a device. ``extrapolated`` counts loops that were not simulated iteration by iteration.
+    ``interference_ns`` is the time that contention between communication and kernels added, summed over
+    operations.
     """
 
     rank_class: int
@@ -198,13 +199,12 @@ class ClassResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Simulation:
-    """Result of a simulation: the timeline of all ranks, and a summary of each rank class, in the order of
-    the classes.
+    """Result of a simulation: the timeline of all ranks, and a summary of each rank class of ``workload``, in
+    order.
 
-    ``workload`` is the simulated workload. ``critical_path`` has the spans of the critical path of the whole
-    job, first to last, across ranks. ``interval_ns`` is the 90 % interval of the step time, from the
-    intervals of the operation estimates (two NaN: unknown). ``throughput`` is known if the workload states
-    its FLOPs or tokens.
+    ``critical_path`` lists the spans of the critical path of the whole job, first to last, across ranks.
+    ``interval_ns`` is the 90 % interval of the step time, derived from the intervals of the operation
+    estimates (two NaN: unknown). ``throughput`` is known if the workload states its FLOPs or tokens.
     """
 
     simulator: str
@@ -269,8 +269,8 @@ class Simulator(Protocol):
 
 
 class SpanColumns(NamedTuple):
-    """Columns of :class:`hespas.graph.Timeline` for one rank or several ranks. ``cause`` is the number of a
-    span in these columns.
+    """Columns of :class:`hespas.graph.Timeline` for one rank or several ranks. ``cause`` has the index of
+    another span in these columns.
     """
 
     node: SmallIntArray
@@ -297,10 +297,10 @@ class RepresentedClass(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class ScheduledRank:
-    """Schedule of one simulated rank, which represents other ranks with the same behaviour.
+    """Schedule of one simulated rank, which represents all ranks with the same behaviour.
 
-    ``tasks`` are the tasks of its spans. ``path`` lists the tasks of its critical path, first to last, if the
-    rank waits for no other rank.
+    ``tasks`` has the task of each span. ``path`` lists the tasks of the rank's critical path, first to last,
+    if the rank waits for no other rank.
     """
 
     result: ClassResult
@@ -348,10 +348,10 @@ def schedule_alone(
 
 
 def critical_path(spent_ns: FloatArray, by_resource: BoolArray) -> CriticalPath:
-    """Return the summary of a path.
+    """Return the summary of a critical path.
 
-    ``spent_ns`` is the time on the path by operation class and kind of stream. ``by_resource`` is True for
-    each of its spans that waited for a busy stream.
+    ``spent_ns`` is the time on the path by operation class and kind of stream. ``by_resource`` has one flag
+    per span of the path: True if it waited for a busy stream.
     """
     by_class, by_stream = spent_ns.sum(axis=1).tolist(), spent_ns.sum(axis=0).tolist()
     longest = sorted(range(len(by_class)), key=lambda code: -by_class[code])
@@ -415,10 +415,8 @@ def _joined(parts: Sequence[SpanColumns], first: Sequence[int]) -> SpanColumns:
 
 
 class JobColumns(NamedTuple):
-    """Timeline columns of ranks that wait for each other.
-
-    They are the span for which each span waited (-1: none), and the spans of the critical path of the whole
-    job.
+    """Timeline columns of ranks that wait for each other: the span for which each span waited (-1: none), and
+    the spans of the critical path of the whole job.
     """
 
     awaited: SmallIntArray
@@ -426,8 +424,8 @@ class JobColumns(NamedTuple):
 
 
 class Segment(NamedTuple):
-    """Part of a job's critical path on one rank: its number of spans, its first and last node, and its start
-    and end [ns].
+    """Section of a job's critical path on one rank: its number of spans, its first and last node, and its
+    start and end [ns].
     """
 
     rank: int
@@ -439,8 +437,8 @@ class Segment(NamedTuple):
 
 
 def segments(done: Simulation) -> list[Segment]:
-    """Return the parts of a job's critical path, first to last; a new part begins whenever the path changes
-    the rank. O(spans on the path).
+    """Return the sections of a job's critical path that run on one rank, first to last. A new section begins
+    whenever the path continues on another rank. O(spans on the path).
     """
     timeline, path = done.timeline, done.critical_path
     if not len(path):
@@ -462,8 +460,9 @@ def simulation_of(
     part_of: IntArray,
     across: JobColumns | None = None,
 ) -> Simulation:
-    """Return the result for all ranks from the schedules of simulated ranks (``parts``). ``part_of`` is the
-    part that represents each rank (-1: absent), shape ``(ranks,)``. O(spans + ranks).
+    """Return the simulation result for all ranks. ``parts`` are the schedules of the simulated ranks.
+    ``part_of``, of shape ``(ranks,)``, is the index in ``parts`` of the schedule that represents each rank
+    (-1: absent). O(spans + ranks).
     """
     sizes = [len(part.tasks) for part in parts]
     first = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)

@@ -61,8 +61,9 @@ PRIORITIES: tuple[Priority, ...] = ("program", "critical-path")
 class Tasks:
     """Tasks to schedule, in program order; columns of shape ``(tasks,)``.
 
-    ``stream`` is the code of a stream (:mod:`hespas.simulator.streams`), ``FREE`` or ``DELAY``. ``deps``
-    lists the tasks for which each task waits. ``pressure`` has the contention factors (None: no contention).
+    ``stream`` is the code of a stream (:mod:`hespas.simulator.streams`). ``FREE`` marks a task that takes no
+    time, ``DELAY`` a task that occupies no stream. ``deps`` lists the tasks for which each task waits.
+    ``pressure`` has the contention factors (None: no contention).
     """
 
     name: str
@@ -111,10 +112,10 @@ class Schedule:
 
 
 def list_schedule(tasks: Tasks, priority: Priority, queued: RaggedArray | None = None) -> Schedule:
-    """Schedule the tasks of one rank; see the module.
+    """Schedule the tasks of one rank, as described in the module.
 
-    ``queued`` are the dependencies, extended by the order of communication streams
-    (:func:`communication_order`). Raises ``FormatError`` if dependencies form a cycle, and if times overflow.
+    ``queued`` are the dependencies, extended by the order of communication streams (None: computed with
+    :func:`communication_order`). Raises ``FormatError`` if dependencies form a cycle, and if times overflow.
     """
     rank = ranks_of(tasks, priority)
     pace = ConstantPace()
@@ -245,15 +246,14 @@ _CLASSES = max(OpClass) + 1
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Block:
-    """Later iterations of a loop, which are not simulated one by one, with their times as if the loop had its
-    streams to itself.
+    """Block: all later iterations of a loop, which are not simulated one by one. Times are the times of the
+    loop alone on idle streams.
 
-    ``trips`` is the number of these iterations (all but the first) and ``duration_ns`` the time that they
-    add. ``busy_ns`` is the time in which each stream works. ``exposed_ns`` is the time of communication
-    without computation. ``critical_ns`` splits the critical path by operation class and stream, shape
-    ``(CLASSES, streams)``; it sums to the duration. ``wait_ns`` is the time in which the rank does nothing
-    but wait for other ranks, by cause (:data:`hespas.graph.WAITS`). ``added_ns`` is the time added by
-    contention.
+    ``trips`` is the number of these iterations (all but the first), ``duration_ns`` the time that they add.
+    ``busy_ns`` is the time in which each stream works. ``exposed_ns`` is the time of communication without
+    computation. ``critical_ns`` splits the critical path by operation class and stream, shape ``(CLASSES,
+    streams)``; it sums to the duration. ``wait_ns`` is the time in which the rank only waits for other ranks,
+    by cause (:data:`hespas.graph.WAITS`). ``added_ns`` is the time added by contention.
     """
 
     region: int
@@ -268,10 +268,11 @@ class Block:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TaskProgram:
-    """Tasks of a program, each with its ``node`` in the graph (-1: part of a block), its ``block`` (-1: a
-    node) and its operation class.
+    """Tasks of a program; columns of shape ``(tasks,)``.
 
-    A block consists of one task on each stream that its loop uses.
+    ``node`` is the node of the graph that a task runs (-1: the task belongs to a block). ``block`` is the
+    index in ``blocks`` of the block that a task belongs to (-1: it runs a node). ``op_class`` is the
+    operation class. A block consists of one task on each stream that its loop uses.
     """
 
     tasks: Tasks

@@ -99,10 +99,12 @@ def concurrent_kinds(codes: SmallIntArray) -> tuple[int, ...]:
 def shown_streams(
     graph: OpGraph, node: SmallIntArray, codes: SmallIntArray, spans: tuple[FloatArray, FloatArray]
 ) -> SmallIntArray:
-    """Return the stream number to show for each span, such that no two spans of one kind and stream overlap.
+    """Return the stream number to show for each span of a timeline, such that no two spans of one kind and
+    stream overlap.
 
-    It is the stream that the node names if its kind has several streams, otherwise -1. Delays get streams
-    after the host's streams, posted communication after the other communication streams. O(spans log spans).
+    If the streams of a kind are numbered, it is the stream that the node names, otherwise -1. Delays get
+    separate streams after the host's streams. Posted communication gets separate streams after the other
+    communication streams. O(spans log spans).
     """
     several = np.isin(kinds_of(codes), concurrent_kinds(codes))
     named = np.append(graph.stream, -1)[node]  # a block of iterations has no node

@@ -63,12 +63,13 @@ class Relations:
     """Distinct group sets and permutations of a job, over all ranks. The last group set has all ranks, for
     collectives without a group set.
 
-    ``rank_class`` has shape ``(ranks,)``. ``group``, of shape ``(sets, ranks)``, is the group of each rank;
-    groups with equal members have the same number in all sets. ``members`` lists the members of each group.
-    ``label``, of the same shape as ``group``, is the first set through which the rank's class calls the same
-    group (``NONE``: its class does not call it). ``target`` and ``source`` have shape ``(permutations,
-    ranks)``. ``sends``, ``receives`` and ``permutes``, of shape ``(classes, permutations)``, are True if a
-    class has such operations along a permutation.
+    ``rank_class`` has shape ``(ranks,)``. ``group``, of shape ``(sets, ranks)``, is the number of the group
+    of each rank; groups with equal members have the same number in all sets. ``members`` lists the members of
+    each group. ``label``, of the same shape as ``group``, is the first set in which the rank's class runs a
+    collective of the same group (``NONE``: it runs none). ``target`` and ``source``, of shape
+    ``(permutations, ranks)``, are the ranks to which and from which a rank sends and receives. ``sends``,
+    ``receives`` and ``permutes``, of shape ``(classes, permutations)``, are True if a class has such
+    operations along a permutation.
     """
 
     rank_class: IntArray
@@ -203,11 +204,11 @@ class BehaviourClasses:
 
 
 class RankKinds(NamedTuple):
-    """Classes of indistinguishable ranks. ``kind`` is the class of each rank, numbered in order of first
-    ranks.
+    """Classes of indistinguishable ranks. ``kind`` is the class of each rank, numbered in the order of their
+    first ranks.
 
-    Groups of :attr:`Relations.group` have a fingerprint, which is equal for groups with the same kinds and
-    numbers of members.
+    ``group_word`` is a fingerprint of each group of :attr:`Relations.group`. It is equal for groups with the
+    same kinds of members and equal numbers of each kind.
     """
 
     kind: IntArray
@@ -252,8 +253,9 @@ class _Groups(NamedTuple):
 def _refined(
     relations: Relations, start: IntArray, *, both_ways: bool, counts_members: bool
 ) -> tuple[IntArray, _Groups]:
-    """Refine the classes of ranks until ranks of a class are indistinguishable. Return the class of each rank
-    (-1: absent), numbered in order of first ranks, and the fingerprints of groups.
+    """Refine classes of ranks until the ranks of each class are indistinguishable. ``start`` has the initial
+    classes. Return the class of each rank (-1: absent), numbered in the order of their first ranks, and the
+    fingerprints of groups.
     """
     ranks = np.flatnonzero(relations.rank_class != ABSENT)
     members = _Memberships.of(relations)
@@ -348,8 +350,9 @@ def _group_words(
 
 
 def _patterns(relations: Relations) -> _Words:
-    """Return a fingerprint for each rank of its permutations whose two ends are the same ranks. Messages of
-    such permutations are matched with each other.
+    """Return a fingerprint of the permutations of each rank: the pairs of permutations along which it
+    exchanges messages with the same peer. Messages along such permutations are matched with each other, so
+    ranks with different pairs can behave differently.
     """
     ranks = np.arange(relations.num_ranks)
     pattern = np.zeros(relations.num_ranks, np.uint64)

@@ -162,7 +162,7 @@ def _version_there(distribution: str, command: str) -> str:
 
 
 class MatrixProduct(NamedTuple):
-    """Matrix product (m x k) by (k x n) with operands of ``bits`` bits."""
+    """Sizes of a matmul (m x k) by (k x n) with operands of ``bits`` bits."""
 
     m: int
     n: int

@@ -118,8 +118,8 @@ class FoldCounts:
 
 
 class _Mapped(NamedTuple):
-    """Product mapped to an array: the size along its rows, the size along its columns, and the size that
-    streams through.
+    """Matmul mapped to a systolic array: the size along its rows, the size along its columns, the size that
+    is streamed through it, and the number and cycles of the resulting folds.
     """
 
     rows: FloatArray

@@ -380,8 +380,8 @@ def fused_experts(
 
 
 class _ExpertMatrices(NamedTuple):
-    """Experts of a layer, the element type of their matrices, and the number of tokens that are routed to
-    them.
+    """Matrices of the experts of a layer: the ``block``, the element type, and the number of tokens routed to
+    them (``rows``).
     """
 
     block: Experts

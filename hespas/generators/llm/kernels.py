@@ -57,7 +57,9 @@ class AttentionShape(NamedTuple):
 
 
 class _VectorKernel(NamedTuple):
-    """Elementwise kernel: operator name, class, and FLOPs and transcendentals per element."""
+    """Elementwise, row-wise or indexing kernel: operator name, class, and FLOPs and transcendentals per
+    element.
+    """
 
     op: str
     op_class: OpClass

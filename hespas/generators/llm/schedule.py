@@ -44,8 +44,8 @@ Pass = Literal["forward", "backward", "weights"]
 
 
 class PassAction(NamedTuple):
-    """Step of a pipeline schedule: the forward or backward pass of one micro-batch through one chunk (virtual
-    stage).
+    """One entry of a pipeline schedule: a pass of one micro-batch through one chunk (virtual stage). ``kind``
+    is forward, backward, or the gradient of weights.
     """
 
     kind: Pass
@@ -186,7 +186,7 @@ class PassInstance(NamedTuple):
 
 
 class _PassEdges:
-    """Dependencies between passes of a step, as pairs of node numbers."""
+    """Dependencies between different passes of a step, collected as pairs of node numbers."""
 
     def __init__(self) -> None:
         self.consumer: list[int] = []

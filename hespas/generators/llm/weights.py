@@ -62,7 +62,9 @@ class TensorSplit(Enum):
 
 
 class AdaptedLayer(NamedTuple):
-    """Linear layer of a rank with adapters."""
+    """Linear layer of a rank with LoRA adapters. ``split`` is the dimension that tensor-parallel ranks
+    divide.
+    """
 
     layer: LinearLayer
     split: TensorSplit

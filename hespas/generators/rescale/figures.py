@@ -248,7 +248,7 @@ def recount(
 
 
 class _CostRecount:
-    """Recomputation of node costs after the shapes of tensors changed."""
+    """Computation of new node costs after the shapes of tensors changed."""
 
     def __init__(self, graph: OpGraph, old: GraphFigures, new: GraphFigures) -> None:
         self._graph, self._old, self._new = graph, old, new

@@ -206,8 +206,8 @@ class _SecondTrace:
 
 @dataclass(frozen=True, slots=True)
 class _AxisStep:
-    """Change of the size of one mesh axis: by a second trace if there is one, otherwise by the rule of the
-    axis.
+    """Change of the size of one mesh axis from ``mesh`` to ``target``. Figures are extrapolated from a second
+    trace if there is one, and otherwise changed by the rule of the axis.
     """
 
     mesh: Mesh

@@ -201,7 +201,9 @@ def resize_shards(graph: OpGraph, now: GraphFigures, change: AxisChange) -> Grap
 
 
 class _ShardFlow:
-    """Propagation of marks through a graph. A mark is a dimension of a tensor that the axis divides."""
+    """Propagation of divided dimensions through a graph. A mark is a dimension of a tensor that the mesh axis
+    divides.
+    """
 
     def __init__(self, graph: OpGraph, change: AxisChange) -> None:
         self._graph, self._change = graph, change

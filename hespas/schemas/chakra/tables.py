@@ -176,10 +176,10 @@ VALUE_FIELDS: MappingProxyType[int, ProtoKind] = MappingProxyType(
 
 
 class FieldSpec(NamedTuple):
-    """One field of a message. ``oneof`` fields exclude each other; ``message`` is set for
-    ``ProtoKind.MESSAGE``.
+    """One field of a protobuf message. Fields with ``oneof`` exclude each other. ``message`` is the type of a
+    field of kind ``ProtoKind.MESSAGE``.
 
-    ``required`` fields and the ``largest`` value of closed enumerations exist in proto2 only.
+    ``required`` and ``largest`` (the largest value of a closed enumeration) exist in proto2 only.
     """
 
     number: int
@@ -259,11 +259,11 @@ class DeclaredType(NamedTuple):
 
 
 class SchemaVersion(NamedTuple):
-    """One version.
+    """One version of the Chakra schema.
 
-    ``metadata`` is None if traces begin with a node. ``declared`` lists the value types of attributes by
-    number (empty: not declared). ``node_types`` and ``comm_types`` map numbers in the file to current numbers
-    (-1: not a collective).
+    ``metadata`` is None if traces of this version begin with a node. ``declared`` lists the value types of
+    attributes in the order of their numbers (empty: not declared). ``node_types`` and ``comm_types`` map the
+    numbers in the file to current numbers (-1: not a collective).
     """
 
     label: str
@@ -352,9 +352,11 @@ _LISTS = {
 
 
 def _declared(names: str) -> tuple[DeclaredType, ...]:
-    """Return value types in the order of their numbers; the first has its value in field 4, and so on.
+    """Return value types in the order of their numbers. The first type has its value in field 4, the second
+    in field 5, and so on.
 
-    ``strings`` were bytes at first and text later, which are equal on the wire.
+    Attributes of type ``strings`` were declared as bytes at first and as text later, which have the same
+    encoding.
     """
     types: list[DeclaredType] = []
     for number, name in enumerate(names.split(), start=4):

@@ -98,10 +98,10 @@ time, so chunks of different priority never wait in one queue.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SystemConfig:
-    """Contents of ``system.json``. Fields are None for keys that the file lacks.
+    """Contents of ``system.json``. A field is None if the file does not have its key.
 
-    A collective of a ``custom`` kind runs a Chakra graph as its algorithm. ``unread`` lists keys that do not
-    change a time.
+    A collective of a ``custom`` kind runs a Chakra graph as its algorithm. ``unread`` lists the keys of the
+    file that have no effect on simulated times.
     """
 
     path: str
@@ -140,10 +140,10 @@ class NetworkConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryConfig:
-    """Contents of the remote memory file, which describes the memory of load and store nodes.
+    """Contents of the remote memory file, from which load and store nodes take their times.
 
-    A transaction takes ``latency_ns`` plus its bytes / ``bandwidth`` [bytes/ns]. With one memory per node,
-    each of ``nodes`` memories serves ``npus_per_node`` ranks.
+    A transaction takes ``latency_ns`` plus its bytes / ``bandwidth`` [bytes/ns]. If there is one memory per
+    node (machine), ``nodes`` is the number of memories, and each serves ``npus_per_node`` ranks.
     """
 
     path: str
@@ -442,11 +442,12 @@ _ENDPOINT_DELAY_NS = 10
 
 
 def astra_sim_files(system: System, diagnostics: Diagnostics) -> Mapping[str, str]:
-    """Return the text of each configuration file (:data:`FILE_NAMES`) for a system with known sizes.
-    Dimensions of one device are omitted.
+    """Return the text of each ASTRA-sim configuration file (:data:`FILE_NAMES`) for a system with known
+    sizes. Dimensions with a single device are omitted.
 
-    Raises ``UsageError`` for a single device and if the devices do not fill the dimensions,
-    ``UnsupportedError`` for an unknown latency. Properties that ASTRA-sim cannot represent are reported.
+    Raises ``UsageError`` for a system of one device, and if the number of devices is not the product of the
+    dimensions. Raises ``UnsupportedError`` for an unknown latency. Properties that ASTRA-sim cannot represent
+    are reported.
     """
     capacity = prod(system.shape)
     if system.devices < 0:
@@ -526,11 +527,11 @@ def _check(dimension: Dimension, system: System, diagnostics: Diagnostics) -> No
 
 
 def _system_json(system: System, used: Sequence[Dimension]) -> str:
-    """Return the text of ``system.json``: ring algorithms on rings and switches, direct sends over direct
-    links.
+    """Return the text of ``system.json``. Rings and switches get ring algorithms, direct links the direct
+    algorithm.
 
-    An all-to-all through a switch sends one message at a time. Without congestion, each of several
-    simultaneous messages would get the whole bandwidth.
+    For an all-to-all through a switch, a rank sends one message at a time. ASTRA-sim without congestion would
+    otherwise give the whole bandwidth to each of several simultaneous messages.
     """
     implementations = {
         key: ["direct" if dimension.topology == "fully_connected" else "ring" for dimension in used]

@@ -27,8 +27,11 @@ _HINT = "run hespas-validate check DIR --profile astra-sim to list all violated 
 
 @dataclass(frozen=True, slots=True)
 class DeadlockedNode:
-    """Node that never ends. ``rule`` is the violated rule, or the rule whose violation elsewhere causes the
-    wait; ``reason`` is what the node waits for.
+    """Node that never ends, for the error message of a deadlock.
+
+    ``rule`` is the rule of ASTRA-sim that the node violates. If the node only waits for a violation
+    elsewhere, it is the rule violated there. ``reason`` describes what the node waits for. ``position`` is
+    the index of the node in the trace of its rank, from 0.
     """
 
     rule: str
@@ -182,10 +185,11 @@ def _describe_collective(issued: IssuedCollective) -> str:
 
 
 def _compare_with_member(issued: IssuedCollective, number: int, other: AstraRank) -> tuple[str, str] | None:
-    """Compare an issued collective, the ``number``-th of its group, with the collectives of the member
-    ``other``.
+    """Compare a collective that one rank has issued with the collectives of another member of its group.
 
-    Return the violated rule and a description; None if the member takes part in the collective.
+    ``issued`` is the collective, ``number`` its index among the collectives of the group, and ``other`` is
+    the other member. Return the violated rule and a description, or None if ``other`` takes part in the
+    collective.
     """
     theirs = [collective for collective in other.issued if collective.group == issued.group]
     trace = other.trace.trace

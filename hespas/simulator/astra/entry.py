@@ -47,8 +47,10 @@ _RESOURCES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AstraSimulation(Simulation):
-    """Simulation with the figures that ASTRA-sim reports for each rank. ``backend`` is the network backend.
-    ``external`` has the figures of a user's own ASTRA-sim on the same files.
+    """Simulation in ASTRA-sim mode, with the figures that ASTRA-sim reports for each rank.
+
+    ``backend`` is the network backend. ``external`` has the figures that a separate ASTRA-sim executable
+    printed for the same files.
     """
 
     backend: Backend

@@ -54,10 +54,10 @@ class EventQueue:
 
 
 class Timers:
-    """Timers of one rank. Timers that end at the same time share one event, which has the place of the first
-    of them in the event queue.
+    """Timers of one rank. Timers that end at the same time share one event in the event queue. Among events
+    of that time, it runs in the order in which the first of the timers was set.
 
-    A timer without delay that is set while this event runs still runs in it.
+    If a callback of this event sets a timer without delay, the timer runs in the same event.
     """
 
     __slots__ = ("_at", "_queue")
@@ -97,12 +97,11 @@ class Slot(IntEnum):
 
 
 class IssuingRank:
-    """Ready nodes and busy slots of one rank. Nodes are numbered by position, in ascending order of their
-    ids.
+    """Scheduler of one rank: issues nodes whose dependencies have ended and whose slot is free.
 
-    ``waiting`` is the number of unfinished dependencies of each node. Its dependents are
-    ``targets[bounds[position] : bounds[position + 1]]``. Subclasses define how a node is issued and when it
-    ends.
+    Nodes are numbered by position, in ascending order of their ids. ``waiting`` is the number of unfinished
+    dependencies of each node. The dependents of the node at ``position`` are ``targets[bounds[position] :
+    bounds[position + 1]]``. Subclasses define how a node is issued and when it ends.
     """
 
     __slots__ = ("_bounds", "_busy", "_ready", "_slot", "_targets", "_waiting")

@@ -59,17 +59,17 @@ class _NotAlike(Exception):  # noqa: N818 # not an error: all ranks are run
 
 
 class _Relation(NamedTuple):
-    """Ranks that communicate, and for each the rank at the other end of its message."""
+    """Pairs of ranks that communicate: ``ranks[i]`` exchanges messages with ``peers[i]``."""
 
     ranks: IntArray
     peers: IntArray
 
 
 class AlikeClasses(NamedTuple):
-    """Classes of ranks that behave alike up to their first stop.
+    """Classes of ranks that behave alike up to their first stop (see the module).
 
-    ``kinds`` is the class of each rank, counted from 0. ``stops`` are the collectives whose ranks are not
-    alike, as pairs of rank class and node position.
+    ``kinds`` is the number of the class of each rank, from 0. ``stops`` lists the collectives between ranks
+    of several classes, as pairs of rank class (of the workload) and node position.
     """
 
     kinds: IntArray
@@ -158,8 +158,9 @@ class _AlikeRanks:
     ) -> Iterator[tuple[tuple[IntArray, IntArray], list[int]]]:
         """Yield the groups in which a rank class runs collectives, and the positions of these collectives.
 
-        Groups have shape ``(groups, size)``. Each rank has a number for its view of the network (-1: in no
-        group). Collectives whose ranks have different views become stops.
+        Groups have shape ``(groups, size)``. A second array has one number per rank: ranks have equal numbers
+        if their groups send over equal paths (see :meth:`_views`), and -1 if they are in no group.
+        Collectives in which the ranks have different numbers become stops.
         """
         places: dict[tuple[int, str, bool], list[int]] = {}
         for position, collective in trace.collectives.items():
@@ -223,8 +224,11 @@ class _AlikeRanks:
         return self.traces.workload.num_ranks
 
     def _views(self, table: IntArray, family: str) -> IntArray:
-        """Return a number for each group that identifies the view of its ranks: the paths to the ranks to
-        which they send. Raises :class:`_NotAlike` if the ranks of a group have different paths.
+        """Return one number per group. Groups have equal numbers if their ranks send messages over equal
+        paths.
+
+        ``table`` has the ranks of each group, ``family`` is the algorithm of the collective. Raises
+        :class:`_NotAlike` if the ranks of one group send over different paths.
         """
         size = table.shape[1]
         if family == "halving" and size & (size - 1):
@@ -281,14 +285,15 @@ class _AlikeRanks:
 
 
 def run_alike(traces: AstraTraces, options: AstraOptions) -> AstraRun | None:
-    """Run a job without simulating the messages of its collectives.
+    """Simulate a job quickly: run one rank per class of ranks that behave alike, without the messages of its
+    collectives (see the module).
 
-    One rank of each class is run until it starts a collective with ranks of other classes. Then all ranks are
-    run; their collectives must be rings without congestion. All ranks are run from the beginning if something
-    else happens on a rank when it starts such a collective.
+    Each of these ranks runs until it starts a collective with ranks of other classes. Then all ranks of the
+    job are run, and their collectives must be rings without congestion. If a rank is not idle when it starts
+    such a collective, all ranks are run from the beginning.
 
-    Return None if the order of events at the same time matters, or if a rank does not finish. All messages
-    must then be simulated.
+    Return None if the order of events at the same time matters, or if a rank does not finish. The caller must
+    then simulate all messages.
     """
     own_memory = {"NO_MEMORY_EXPANSION", "PER_NPU_MEMORY_EXPANSION"}
     if options.memory is not None and options.memory.memory_type not in own_memory:
@@ -392,7 +397,9 @@ class _PartialRun:
 
 
 class _ClassMailbox(Mailbox):
-    """Mailbox in which the ranks of a class share one address, because only one of them is run."""
+    """Mailbox in which all ranks of a class have the same address, because only one rank of each class is
+    run.
+    """
 
     __slots__ = ("_kinds", "_watched")
 

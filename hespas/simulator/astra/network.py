@@ -89,10 +89,10 @@ class MessageNetwork(Protocol):
 
 
 class UnawareNetwork:
-    """Network without congestion. A message takes floor(hops x latency + size / B), whatever other messages
-    are sent.
+    """Network without congestion. A message takes floor(hops x latency + size / bandwidth), whatever other
+    messages are sent.
 
-    Only the first dimension in which source and target differ is charged.
+    If source and target differ in several dimensions, only the first of these dimensions counts.
     """
 
     def __init__(self, network: NetworkConfig, queue: EventQueue) -> None:
@@ -181,8 +181,10 @@ class _MessageInFlight:
 
 
 class _DirectedLink:
-    """Link in one direction. A message occupies it for floor(size / B), and arrives at its end after
-    floor(latency + size / B). Other messages wait in order.
+    """Link in one direction, which carries one message at a time in order of arrival.
+
+    A message occupies the link for floor(size / bandwidth) and arrives at its end after floor(latency + size
+    / bandwidth).
     """
 
     __slots__ = ("_busy", "_bytes_per_ns", "_latency_ns", "_queue", "_waiting")
@@ -221,8 +223,8 @@ def _at_next_device(message: _MessageInFlight) -> None:
 
 
 class AwareNetwork:
-    """Network of one dimension with congestion: store and forward over directed links, first come first
-    served.
+    """Network of one dimension with congestion. Each device on the route receives the whole message before it
+    forwards it, and each directed link serves messages in order of arrival.
 
     A ring sends along the shorter direction (ascending if both are equal). A switch is a device with a link
     from and to each rank, so a message passes two links.
@@ -290,8 +292,10 @@ class MessageKey(NamedTuple):
 
 
 class MessageChannel:
-    """Messages with equal keys that wait to be matched. ``arrived`` is the number of messages that arrived
-    before their receive; ``waiting`` are receives before their message.
+    """Queue of unmatched messages with one key (tag, source, target and size).
+
+    ``arrived`` is the number of messages that arrived before their receive was posted. ``waiting`` lists the
+    receives that were posted before their message arrived.
     """
 
     __slots__ = ("arrived", "waiting")
@@ -302,8 +306,8 @@ class MessageChannel:
 
 
 class Mailbox:
-    """Messages of a run, matched as in ASTRA-sim: the k-th send with the k-th receive of the same tag,
-    source, target and size.
+    """Sends and receives of a run. As in ASTRA-sim, the k-th send is matched with the k-th receive of the
+    same tag, source, target and size.
     """
 
     __slots__ = ("_channels", "_network", "_queue")

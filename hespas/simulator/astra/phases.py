@@ -49,11 +49,13 @@ class PhaseMachine(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PhaseStart:
-    """Inputs of a phase machine: its rank, its mailbox and timers, and the callback at its end.
+    """Inputs of the state machine that runs one phase of a collective on one rank. The machine calls ``done``
+    at the end of the phase.
 
-    ``ring`` lists the ranks of the phase in order; ``position`` is the index of the rank in it. ``in_group``:
-    the ranks are a group smaller than the world. ``tree`` is the number of earlier trees in this dimension,
-    whose two forms alternate. ``rest`` lists the queues of the following phases.
+    ``ring`` lists the ranks of the phase in order; ``position`` is the index of ``rank`` in this list.
+    ``in_group`` is True if the collective runs in a group smaller than all ranks. ``tree`` is the number of
+    trees that this dimension has run before; even and odd trees have different roots. ``rest`` lists the
+    queues of the following phases.
     """
 
     plan: PhasePlan
@@ -95,8 +97,8 @@ def machine_of(start: PhaseStart) -> PhaseMachine:
 
 
 class _TokenMachine:
-    """Base class of ring, direct and halving-doubling. It stores the peers and the size of the next
-    packet.
+    """Base class of the state machines of ring, direct and halving-doubling (see the module for tokens). It
+    stores the peers and the size of the next packet.
     """
 
     __slots__ = (
@@ -220,8 +222,8 @@ class _DirectMachine(_TokenMachine):
         self._target, self._source = start.ring[self._to % count], start.ring[self._from % count]
 
     def _token(self, _: object) -> None:
-        """Handle the token that a message has arrived. The second half of an all-reduce starts when all of
-        the first half has arrived.
+        """Count a free token (see the module), and send the next message. The second half of an all-reduce
+        starts when all messages of the first half have arrived.
         """
         self._free += 1
         peers = self._start.plan.ranks - 1
@@ -236,7 +238,8 @@ class _DirectMachine(_TokenMachine):
 
 
 class _HalvingMachine(_TokenMachine):
-    """Halving-doubling: message sizes halve while distances double; for an all-reduce then the reverse.
+    """State machine of the halving-doubling algorithm. In each step the message size halves and the distance
+    to the partner doubles. An all-reduce then repeats the steps in reverse.
 
     The number of steps is log2 of the ranks, rounded down, as in ASTRA-sim. If the number of ranks is not a
     power of two, most ranks deadlock.
@@ -276,8 +279,9 @@ class _HalvingMachine(_TokenMachine):
 
 
 class _TreeMachine:
-    """One rank of a double binary tree: reduce towards the root, then broadcast. Each edge carries the whole
-    chunk. As in ASTRA-sim, a reduction is also charged on the way down.
+    """State machine of one rank in a double binary tree: data is reduced towards the root, then broadcast.
+    Each edge carries the whole chunk. As in ASTRA-sim, the time of a reduction is also charged during the
+    broadcast.
     """
 
     __slots__ = ("_start", "_tree_node", "_up")
@@ -357,12 +361,12 @@ class TreeNode(NamedTuple):
 
 
 def tree_node(ring: Sequence[int], position: int, number: int) -> TreeNode:
-    """Return the neighbours of a rank in tree ``number`` of a double binary tree. The last rank is the root
-    of even trees, the first rank of odd trees.
+    """Return the parent and children of a rank in tree ``number`` of a double binary tree. ``ring`` lists the
+    ranks of the phase (a power of two), and ``position`` is the index of the rank in it.
 
-    The root has one child, the head of a full binary tree of the other levels, numbered in order (left, node,
-    right). ``ring`` has a power of two of ranks. The number of trailing ones of an in-order number is its
-    level.
+    In even trees the last rank is the root, in odd trees the first rank. The root has one child, the head of
+    a full binary tree of all other ranks. Ranks of this tree are numbered in order (left subtree, node, right
+    subtree), so the level of a rank is the number of trailing ones of its number.
     """
     count = len(ring)
     root_is_last = number % 2 == 0
@@ -387,8 +391,10 @@ class Ambiguous(Exception):  # noqa: N818 # not an error: all ranks are run
 
 
 class PhaseTime(NamedTuple):
-    """Time of a phase. The last packet arrives ``lead_ns`` after the start. It starts timers of
-    ``delays_ns``, one after the other; the phase ends with the last of them.
+    """Time of a phase in two parts, because the timers at its end are run as events.
+
+    ``lead_ns`` is the time from the start to the arrival of the last message. Then timers of ``delays_ns``
+    run one after the other. The phase ends with the last timer.
     """
 
     lead_ns: int
@@ -396,10 +402,12 @@ class PhaseTime(NamedTuple):
 
 
 class RingTimes(NamedTuple):
-    """Sizes and times of the messages of a ring. Each rank sends ``messages``, one at a time.
+    """Messages of the ring algorithm on one rank: it sends ``messages`` messages of ``size_bytes``, one at a
+    time.
 
-    The first ``reduced`` messages that a rank receives are reduced, which takes ``reduction_ns`` each, before
-    they are forwarded or the phase ends.
+    The first ``reduced`` messages that a rank receives are reduced, which takes ``reduction_ns`` per message.
+    A reduced message is then forwarded, or ends the phase. ``delay_ns`` is the delay of a rank between two
+    messages.
     """
 
     messages: int
@@ -439,11 +447,12 @@ class RingTimes(NamedTuple):
         return PhaseTime(lead_ns, self.delays_ns)
 
     def arrivals(self, starts_ns: tuple[int, ...], links_ns: tuple[int, ...]) -> list[int]:
-        """Return the time at which each rank has received its last message. O(messages x ranks).
+        """Return the time at which each rank of the ring has received its last message. O(messages x ranks).
 
-        ``links_ns`` are the times of a message to each rank from the previous rank in the ring. A rank sends
-        its next message ``delay_ns`` after it has received one, and after the reduction. It receives a
-        message when the message has arrived and its own previous one is sent.
+        ``starts_ns`` is the start of each rank. ``links_ns`` is the time of a message to each rank from the
+        previous rank. A rank has received a message when the message has arrived and the rank has sent its
+        own previous message. It sends the next message ``delay_ns`` later, plus the time of the reduction if
+        the message is reduced.
         """
         sent = np.array(starts_ns, np.int64) + self.delay_ns
         links = np.array(links_ns, np.int64)
@@ -459,11 +468,12 @@ class RingTimes(NamedTuple):
 
 @dataclass(slots=True)
 class PhaseTimes:
-    """Times of phases whose ranks all behave alike and start at the same time; equal phases are computed
-    once.
+    """Times of phases whose ranks all behave alike and start at the same time. Each distinct phase is
+    computed once.
 
-    Such a rank receives the same messages that it sends. So it is enough to run one rank whose messages
-    return to it. Without congestion no other message matters.
+    All ranks of such a phase send and receive equal messages at equal times. Therefore it is enough to run
+    one rank that receives its own messages. Messages outside the phase have no effect, because the network
+    has no congestion.
     """
 
     network: UnawareNetwork
@@ -506,8 +516,8 @@ class PhaseTimes:
 
 
 class _TracedTimers(Timers):
-    """Timers that record which message arrival led to them: ``since`` is the time of the arrival and the
-    delays since then.
+    """Timers that record their cause: ``since`` is the time of the message arrival that led to the current
+    timer, and the delays since then.
     """
 
     __slots__ = ("ran_ns", "since")
@@ -529,8 +539,8 @@ class _TracedTimers(Timers):
 
 
 class _Echo(Mailbox):
-    """Mailbox of a single rank that simulates its peers: each receive ends when the message that this rank
-    sent would arrive at a peer.
+    """Mailbox of a single simulated rank, in place of its peers. A receive ends at the time at which the
+    message that this rank sent would arrive at a peer.
     """
 
     __slots__ = ("_arrived_ns", "_gated", "_sent_ns", "_timers", "_wires")
@@ -561,8 +571,9 @@ class _Echo(Mailbox):
         received(argument)
 
     def _check(self, other_ns: int) -> None:
-        """Raise :class:`Ambiguous` if a token and an arrival have the same time and their order matters,
-        because the second half of the phase waits for the first.
+        """Raise :class:`Ambiguous` if a token (see the module) and the arrival of a message have the same
+        time and their order matters. It matters in a direct all-reduce, whose second half waits for all
+        messages of the first half.
         """
         if self._gated and other_ns == self._queue.now_ns:
             raise Ambiguous

@@ -49,9 +49,11 @@ def collective_name(kind: CollectiveKind) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Algorithm:
-    """Collective algorithm. ``family`` is ``ring``, ``direct``, ``halving`` or ``tree``. ``window`` is the
-    maximum number of messages of ``direct`` in flight (0: to all peers at once). ``flat`` treats all
-    dimensions as one ring.
+    """Algorithm of a collective in one network dimension.
+
+    ``family`` is ``ring``, ``direct``, ``halving`` or ``tree``. ``window`` is the maximum number of messages
+    in flight for ``direct`` (0: one to each peer at once). ``flat`` is True for an algorithm that treats all
+    dimensions together as one ring.
     """
 
     family: str
@@ -82,8 +84,10 @@ class Algorithm:
 
 @dataclass(frozen=True, slots=True)
 class PhasePlan:
-    """Phase of a chunk with an input of ``size`` bytes and a result of ``output`` bytes. ``dimension``
-    selects the queues and, for all ranks, the line of ranks that takes part.
+    """Phase of a chunk in one network dimension, with an input of ``size`` bytes.
+
+    The phase runs in the queues of ``dimension``. In a collective of all ranks, each rank runs the phase with
+    the ``ranks`` ranks that differ from it only in this dimension.
     """
 
     kind: CollectiveKind
@@ -105,8 +109,8 @@ class PhasePlan:
 
 @dataclass(frozen=True, slots=True)
 class CollectivePlan:
-    """Plan of a collective: ``streams`` chunks, each of which runs all ``phases``. ``group`` lists the ranks
-    of a group smaller than the world.
+    """Plan of a collective. It is split into ``streams`` chunks, and each chunk runs all ``phases`` in order.
+    ``group`` lists the ranks if the group is smaller than all ranks.
     """
 
     kind: CollectiveKind
@@ -139,9 +143,9 @@ class Planner:
     ) -> CollectivePlan:
         """Return the plan of a collective of ``size`` bytes per rank, as Chakra counts them.
 
-        ``group`` lists its ranks in ring order (None: all ranks). ``involved`` marks the dimensions to which
-        it is restricted. Raises ``UnsupportedError`` for collectives on which ASTRA-sim would crash or never
-        end.
+        ``group`` lists the ranks of the group in ring order (None: all ranks). ``involved`` has one flag per
+        network dimension: True if the collective runs in it (None: in all dimensions). Raises
+        ``UnsupportedError`` for collectives on which ASTRA-sim would crash or never end.
         """
         if group is not None and len(group) == self.network.num_ranks:
             group, involved = None, (True,) * len(self.network.npus)
@@ -233,8 +237,8 @@ class Planner:
     def _of_group(
         self, kind: CollectiveKind, algorithms: tuple[Algorithm, ...], ranks: int, chunk: int
     ) -> tuple[PhasePlan, ...]:
-        """Return the single phase of a group that is one ring. If several dimensions have an algorithm,
-        ASTRA-sim uses the ring algorithm.
+        """Return the phases of a collective in a group: one phase over all its ranks, or none for a single
+        rank. If several dimensions have an algorithm, ASTRA-sim uses the ring algorithm.
         """
         algorithm = algorithms[0] if len(algorithms) == 1 else Algorithm("ring")
         if ranks < 2:

@@ -39,8 +39,8 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RankRun:
-    """Times of the nodes of one rank [ns], in ascending order of node ids. ``cause`` is the node whose end
-    allowed a node to be issued (``NEVER``: issued at the start).
+    """Start and end times of the nodes of one rank [ns], in ascending order of node ids. ``cause`` is the
+    position of the node whose end allowed a node to be issued (``NEVER``: issued at the start of the run).
     """
 
     trace: RankTrace
@@ -52,8 +52,8 @@ class RankRun:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AstraRun:
-    """Result of simulating a job in ASTRA-sim mode: runs of the simulated ranks. ``shown_by`` is the index in
-    ``ranks`` of the run that represents each rank of the job.
+    """Result of a simulation in ASTRA-sim mode: the runs of the simulated ranks. ``shown_by`` has one entry
+    per rank of the job: the index in ``ranks`` of the run that represents it.
     """
 
     ranks: Sequence[RankRun]
@@ -106,8 +106,8 @@ class _ChunkStream:
 
 
 class _QueueAllocator:
-    """Assignment of phases to the queues of a dimension in turn. A phase may use all queues, or only the
-    first or second half of them.
+    """Round-robin assignment of phases to the queues of one dimension. A phase may use all queues, or only
+    the first or second half of them.
     """
 
     __slots__ = ("_any", "_count", "_first", "_last", "_low", "_trees")
@@ -276,10 +276,11 @@ class IssuedCollective:
 
 
 class AstraRank(IssuingRank):
-    """State of one rank. Times are ``NEVER`` until the event happens. ``cause`` is the node whose end allowed
-    a node to start.
+    """State of one rank during the simulation. Times are ``NEVER`` until the event happens. ``cause`` is the
+    node whose end allowed a node to start.
 
-    The rank does not start collectives in ``stops``. ``stopped`` is the first of them that was issued.
+    ``stops`` lists collectives that the rank must not start (see :mod:`hespas.simulator.astra.lockstep`).
+    When the first of them is issued, ``stopped`` is set to its position.
     """
 
     __slots__ = (
@@ -347,8 +348,8 @@ class AstraRank(IssuingRank):
         return is_idle and max(self.end_ns) <= self.start_ns[self.stopped]
 
     def continued(self, trace: RankTrace, context: RunContext, timers: Timers) -> AstraRank:
-        """Return another rank of the same class in the state of this one, which must :attr:`waits_alone`. It
-        then starts the collective at which this rank stopped.
+        """Return another rank of the same class in the current state of this rank. The new rank then starts
+        the collective at which this rank stopped. Only allowed if this rank :attr:`waits_alone`.
         """
         rank = AstraRank(trace, context, timers)
         rank.queues.advance_as(self.queues)
@@ -381,10 +382,10 @@ class AstraRank(IssuingRank):
         ]
 
     def _end(self, position: int, *, is_caught: bool = True) -> None:
-        """End a node, and issue nodes that waited for it or for its slot.
+        """End a node, and issue nodes that waited for the node or for its slot.
 
-        ``is_caught``: a timer of the rank ends the node. In this case ASTRA-sim catches an error and
-        continues.
+        ``is_caught`` is True if a timer of the rank ends the node. ASTRA-sim catches an error at this point
+        and continues.
         """
         self._trigger = position
         self._close(position)
@@ -399,8 +400,8 @@ class AstraRank(IssuingRank):
         self._release(position)
 
     def _issue_ready(self) -> None:
-        """Issue ready nodes, then end those that ASTRA-sim skips. Nodes that become ready in this way are
-        issued when the next node ends.
+        """Issue all ready nodes, then end the issued nodes that ASTRA-sim skips. Nodes that become ready by
+        these ends are issued when the next node ends.
         """
         before, self._skipped = self._skipped, []  # a node that ends at once issues nodes in between
         super()._issue_ready()
@@ -444,8 +445,10 @@ class AstraRank(IssuingRank):
         self._end(position, is_caught=False)
 
     def _open(self, position: int) -> None:
-        """Start the collective of a node. Its chunks are numbered per group; for collectives of all ranks,
-        per rank, where chunks of groups are counted too.
+        """Start the collective of the node at ``position``, unless it is one of the stops.
+
+        Chunks are numbered separately for each group. The counter for collectives of all ranks also counts
+        the chunks of groups.
         """
         if position in self._stops:
             self.stopped = position

@@ -25,8 +25,8 @@ UNKNOWN = -1
 
 
 class RooflineAverages(NamedTuple):
-    """Roofline figures averaged over time. The divisor is that time plus 1 ns, as in ASTRA-sim; utilizations
-    are shares of the peaks.
+    """Averages of the roofline figures of one rank, weighted by time. As in ASTRA-sim, the sum is divided by
+    the total time plus 1 ns. Utilizations are shares of the peaks.
     """
 
     compute_bound: float

@@ -102,9 +102,9 @@ class NodeRoofline:
 class ClassTrace:
     """Trace of one rank class, as columns with an entry per node in ascending order of ids.
 
-    ``node`` is the node's number in the graph. ``waiting`` is its number of dependencies; ``bounds`` and
-    ``targets`` list its dependents. ``delay_ns`` is the time that the node itself takes. ``counted`` marks
-    nodes whose delay is device computation.
+    ``node`` is the index of the node in ``graph``. ``waiting`` is its number of dependencies. The dependents
+    of entry ``i`` are ``targets[bounds[i] : bounds[i + 1]]``. ``delay_ns`` is the time that the node itself
+    takes. ``counted`` is True if this time is device computation.
     """
 
     rank_class: int
@@ -396,8 +396,11 @@ def _size(trace: ClassTrace, at: int, size: float) -> int:
 
 
 def _involved(graph: OpGraph) -> dict[int, tuple[bool, ...]]:
-    """Return the network dimensions to which nodes restrict their collectives. They are lists of booleans,
-    stored in the graph as a serialized message.
+    """Return a map from nodes to the network dimensions in which their collectives run: one flag per
+    dimension.
+
+    Only nodes whose trace restricts the dimensions are included. The graph stores the flags as a serialized
+    protobuf message.
     """
     key = graph.strings.find(_INVOLVED)
     if key < 0:

@@ -69,10 +69,12 @@ class WatchedTimers(Timers):
         self._note_event(entered_ns, is_arrival=True)
 
     def _note_event(self, entered_ns: int, *, is_arrival: bool) -> None:
-        """Record an event, and check its order against other events at the same time.
+        """Record an event at the current time. Raise :class:`Ambiguous` if its order relative to other events
+        of this time is unknown.
 
-        The order is known if the events were scheduled at different times, and no collective whose timers are
-        not simulated runs on the rank.
+        ``entered_ns`` is the time at which the event was scheduled. The order is unknown if another event was
+        scheduled at the same time. It is also unknown for an arrival while a collective runs whose timers are
+        not simulated. ``is_arrival`` is True if a message arrives.
         """
         now_ns = self._queue.now_ns
         if self._now_ns != now_ns:

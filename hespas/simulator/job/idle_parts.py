@@ -24,11 +24,12 @@ _SIDES = (NodeKind.SEND, NodeKind.RECV)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class IdleParts:
-    """Idle communication of the ranks of a job. Ranks that skip the same nodes have the same pattern.
+    """Communication nodes that ranks skip because they have no peers in them. Ranks that skip the same nodes
+    share one pattern.
 
-    ``pattern`` is the row of ``patterns`` of each rank, shape ``(ranks,)``; row 0 has no idle communication.
-    A row of ``patterns`` has a flag for each group set in which the rank has no group, then for each
-    permutation in which it has no target, then for each permutation in which it has no source.
+    ``pattern``, of shape ``(ranks,)``, is the row of each rank in ``patterns``. Row 0 is the pattern without
+    skipped nodes. A row has one flag per group set (True: the rank has no group in it), then one flag per
+    permutation (True: no target), then one flag per permutation (True: no source).
     """
 
     pattern: IntArray

@@ -41,7 +41,7 @@ def schedules_of(job: JobTasks, events: CommunicationEvents, done: JointSchedule
 
 def job_columns(job: JobTasks, done: JointSchedule, parts: Sequence[ScheduledRank], first: int) -> JobColumns:
     """Return the timeline columns that refer to other ranks. ``parts`` are the schedules of the simulated
-    ranks; ``first`` is the number of spans before theirs in the timeline.
+    ranks. ``first`` is the index of their first span in the timeline of the job.
     """
     span_of = np.full(len(job.duration_ns) + 1, -1, np.int64)
     tasks = [part.tasks + offset for part, offset in zip(parts, job.first.tolist(), strict=False)]
@@ -54,8 +54,8 @@ def job_columns(job: JobTasks, done: JointSchedule, parts: Sequence[ScheduledRan
 
 
 class _TaskPath(NamedTuple):
-    """Critical path through the tasks of a job: its tasks, first to last, and the time that it spends in
-    each.
+    """Critical path through the tasks of a job: the tasks, first to last, and the time on the path spent in
+    each of them.
     """
 
     task: IntArray
@@ -81,8 +81,8 @@ def _path(done: JointSchedule, last: int) -> _TaskPath:
 
 
 class _RankSchedule(NamedTuple):
-    """Schedule of one rank: its program, and the start and end of each task. ``working`` is the same schedule
-    without the time in which tasks wait for other ranks.
+    """Schedule of one rank: its program, and the start and end of each task. In ``working``, a task starts
+    only after its wait for other ranks.
     """
 
     program: TaskProgram

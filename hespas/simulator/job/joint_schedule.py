@@ -56,8 +56,9 @@ __all__ = [
 class JointSchedule:
     """Start and end of each task of all simulated ranks.
 
-    ``wait_ns`` is the time for which a task waited for other ranks after its start. ``awaited`` is the task
-    that arrived last at the same event (the task itself if it was last; -1 without an event).
+    ``wait_ns`` is the time that a task waited for other ranks after its start. ``awaited`` is the task that
+    arrived last at the same communication event. It is the task itself if it arrived last, and -1 for tasks
+    without an event.
     """
 
     schedule: Schedule
@@ -138,9 +139,10 @@ def joint_schedule(
 def recorded_starts(job: JobTasks, events: CommunicationEvents, priority: Priority) -> FloatArray:
     """Return the offset of the start of each simulated rank from the first one [ns], shape ``(ranks,)``.
 
-    Recorded times include waits for other ranks, so each rank alone repeats its recording from its own start.
-    The members of a collective end it at the same time. Starts are chosen so that they do, in the median over
-    the collectives that a rank shares with earlier ranks; 0 without shared collectives. O(tasks log tasks).
+    Recorded times include waits for other ranks, so a rank that is simulated alone repeats its recording from
+    its own start. The offsets are chosen such that the members of a collective end it at the same time. The
+    offset of a rank is the median over the collectives that it shares with earlier ranks, and 0 without
+    shared collectives. O(tasks log tasks).
     """
     starts = np.zeros(len(job.sim_ranks))
     ended = np.full(events.count, np.nan)
@@ -248,9 +250,9 @@ class JointResult(NamedTuple):
 class JointSimulator:
     """Joint simulation of the ranks of a job, with the rules by which their communication is matched.
 
-    ``are_different``: ranks run different programs or at different speeds, so their communication must follow
-    one order. ``common_ns`` are the node durations of the one program that all ranks run (None: several
-    programs).
+    ``are_different`` is True if ranks run different programs or run at different speeds; their communication
+    must then follow one order. ``common_ns`` has the durations of the nodes if all ranks run one program
+    (None: several programs).
     """
 
     relations: Relations

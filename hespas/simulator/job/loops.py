@@ -45,12 +45,12 @@ def with_loops(
     overlap_trips: bool,
     pressures: Sequence[Pressure] | None = None,
 ) -> list[RankProgram] | None:
-    """Return the simulated ranks with their programs, of at most about ``limit`` executions each; the given
-    ranks have no programs yet.
+    """Return the simulated ranks with their programs, in which loops are unrolled or extrapolated. A program
+    has at most about ``limit`` executions.
 
-    ``pressures`` are the contention factors of the rank classes. ``vary`` gives a program the times of one
-    rank, if ranks differ. Returns None if loops in which ranks communicate have different trip counts and are
-    too long to be unrolled.
+    ``vary`` changes the times of a program to the times of one rank (None: all ranks take equal times).
+    ``pressures`` are the contention factors of the rank classes. Return None if loops in which ranks
+    communicate have different trip counts and are too long to be unrolled.
     """
 
     def varied(positions: Sequence[int], programs: Sequence[TaskProgram]) -> list[RankProgram]:
@@ -103,8 +103,8 @@ def _linked(
     *,
     overlap_trips: bool,
 ) -> list[list[_Loop]] | None:
-    """Return sets of loops that must be simulated together because their ranks communicate inside them; inner
-    loops are first. None if trip counts differ within a set.
+    """Return sets of loops that must be simulated together because their ranks communicate inside them. Sets
+    of inner loops are first. Return None if the loops of a set have different trip counts.
     """
     once: dict[int, TaskProgram] = {}
     single: list[RankProgram] = []
@@ -144,8 +144,8 @@ def _root(leader: dict[_Loop, _Loop], loop: _Loop) -> _Loop:
 
 
 def _chains(graph: OpGraph) -> list[list[int]]:
-    """Return for each region the loops around it, outermost first, including the region itself if it is a
-    loop. The last entry is for nodes outside all regions.
+    """Return for each region the loops around it, outermost first. A loop is the last entry of its own list.
+    The additional last list is empty, for nodes outside all regions.
     """
     chains: list[list[int]] = []
     trips: list[float] = graph.regions.trips.tolist()

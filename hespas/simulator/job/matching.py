@@ -54,12 +54,12 @@ STARTS: tuple[Starts, ...] = ("together", "recorded")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CommunicationEvents:
-    """Communication events between tasks of different ranks. An event ends when its last arrival is over. An
+    """Communication events between tasks of different ranks. An event ends when all its arrivals are over. An
     arrival is over ``lag_ns`` after its task starts.
 
     ``arrivals`` lists for each task the events at which it arrives; ``lag_ns`` has one entry per arrival.
     ``ended_by`` is the event for which a task waits (-1: none), shape ``(tasks,)``. ``duration_ns`` is the
-    time of each task without waiting. ``is_message`` is True for messages.
+    time of each task without waiting. ``is_message`` is True for tasks that wait for messages.
     """
 
     arrivals: RaggedArray
@@ -81,10 +81,11 @@ _HINT = "run the same collectives in one order on all members, or simulate ranks
 class Calls:
     """Collective calls of all simulated ranks; columns of shape ``(calls,)``.
 
-    ``sim_rank`` and ``task`` identify the call. ``row`` is its row in the graph's table of collectives.
-    ``group`` is its group, ``group_class`` a number that groups with equal behaviour share. ``label`` is its
-    group set, ``number`` its position among the calls of its group. ``states_group`` is True if the program
-    names the group. ``comm_bytes`` is NaN if unknown.
+    ``sim_rank`` is the index of the simulated rank, ``task`` the task that runs the collective. ``row`` is
+    the row in the graph's table of collectives. ``group`` is the number of the group; ``group_class`` is
+    equal for groups with equal behaviour. ``label`` is the number of the group set. ``number`` counts the
+    calls of one group on one rank, from 0. ``states_group`` is True if the program names the group.
+    ``comm_bytes`` is NaN if unknown.
     """
 
     sim_rank: IntArray
@@ -165,7 +166,9 @@ def matched_calls(
 
 @dataclass(frozen=True, slots=True)
 class _GroupMismatch:
-    """Group whose members run different collectives."""
+    """Error of a group whose members run different collectives: the first position that differs, and the
+    message.
+    """
 
     group_class: int
     rank: int
@@ -292,10 +295,12 @@ def match_communication(
     differing: Differing,
     diagnostics: Diagnostics,
 ) -> CommunicationEvents:
-    """Return the communication events of the simulated ranks, which issue ``communications``.
+    """Return the communication events of the simulated ranks. ``communications`` has the collectives and
+    messages of each rank in order of issue.
 
-    Raises ``CheckFailedError`` if members of a group run different collectives in it, and if a received
-    message is never sent.
+    Raises ``CheckFailedError`` if members of a group run different collectives in it, or if a message is
+    received but never sent. With the protocol ``rendezvous`` it is also raised for a message that is sent but
+    never received.
     """
     tasks = len(job.duration_ns)
     draft = _Arrivals(job.duration_ns.copy(), np.full(tasks, -1, np.int64), np.zeros(tasks, np.bool_))
@@ -345,12 +350,12 @@ def match_communication(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _MessagePairs:
-    """Matched messages. ``task`` waits for ``peer``: it receives what ``peer`` sends, or the reverse if
-    ``by_sender``.
+    """Matched sends and receives. ``task`` waits for ``peer``: ``task`` receives the message that ``peer``
+    sends. If ``by_sender`` is True, ``task`` sends and ``peer`` receives.
 
-    ``receives_only`` is True for tasks that do not also send. ``unmatched`` lists tasks without a match: the
-    task, the rank that lacks the matching task, and True if the task sends. ``absent`` is the number of
-    messages from or to ranks that are not in the job.
+    ``receives_only`` is True for tasks that do not also send. ``unmatched`` lists tasks without a match, as
+    tuples of the task, the rank that lacks the matching task, and True if the task sends. ``absent`` is the
+    number of messages from or to ranks that are not in the job.
     """
 
     task: IntArray
@@ -421,8 +426,10 @@ def _matched(mine: IntArray, theirs: IntArray) -> tuple[IntArray, IntArray]:
 def _add_messages(
     draft: _Arrivals, pairs: _MessagePairs, protocol: Protocol, differing: Differing, first: int
 ) -> None:
-    """Add one event for each task that waits for messages: receivers, and with rendezvous also senders. The
-    arrivals of the event are the task and its peers.
+    """Add one communication event for each task that waits for messages: receivers, and with the protocol
+    ``rendezvous`` also senders. The task itself and its peers arrive at the event.
+
+    ``first`` is the number of the first new event.
     """
     waits = np.ones(len(pairs.task), np.bool_) if protocol == "rendezvous" else ~pairs.by_sender
     task, peer, only = pairs.task[waits], pairs.peer[waits], pairs.receives_only[waits]

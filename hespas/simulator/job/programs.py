@@ -19,8 +19,8 @@ __all__ = ["CommunicationOrder", "JobTasks", "RankProgram", "communication_of", 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RankProgram:
-    """Simulated rank, which represents the ``count`` ranks of a behaviour class. ``program`` is its ``graph``
-    with loops unrolled.
+    """One simulated rank, which represents the ``count`` ranks that behave like it. ``program`` has the tasks
+    of its ``graph``, with loops unrolled or extrapolated.
     """
 
     behaviour: int
@@ -85,10 +85,10 @@ class CommunicationOrder:
     """Communication tasks of one program in order of issue: ``calls`` are collectives, ``messages`` are
     sends, receives and permutes.
 
-    ``call_position`` and ``message_position`` are their positions in that order. ``call_row`` is the row in
-    the graph's table of collectives, ``call_set`` the number of the group set; ``states_group`` is True if
-    the program states the group. ``message_row`` is the row in the graph's table of messages, ``permutation``
-    the number of its permutation. ``sends`` and ``receives`` are the sides of the message that the task has.
+    ``call_position`` and ``message_position`` are positions in that order. ``call_row`` and ``message_row``
+    are rows in the graph's tables of collectives and messages. ``call_set`` is the number of the group set of
+    a call, and ``states_group`` is True if the program states the group. ``permutation`` is the number of the
+    permutation of a message. ``sends`` and ``receives`` are True if the task sends, and if it receives.
     """
 
     calls: IntArray

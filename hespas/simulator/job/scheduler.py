@@ -108,8 +108,8 @@ class JobScheduler:
     def run(
         self, workload: Workload, diagnostics: Diagnostics, pressures: Sequence[Pressure] | None = None
     ) -> Simulation:
-        """Simulate the step of each rank; see the module. ``pressures`` are the contention factors of the
-        rank classes. O(executions log executions) of the simulated ranks.
+        """Simulate the step of each rank, as described in the module. ``pressures`` are the contention
+        factors of the rank classes. O(executions log executions) of the simulated ranks.
         """
         pressures = pressures if self.interference else None
         if self.symmetry and not self.jitter and not self.stragglers and _in_step(workload):
@@ -148,7 +148,7 @@ _RankKey = tuple[int, float, int]
 
 @dataclass(slots=True)
 class _JobSimulation:
-    """One simulation of a job. Ranks of equal behaviour share a graph."""
+    """State of one simulation of a job. Ranks with equal behaviour share a graph."""
 
     options: JobScheduler
     workload: Workload
@@ -316,8 +316,10 @@ class _JobSimulation:
 
 
 def _in_step(workload: Workload) -> bool:
-    """Return True if all ranks do the same at the same time: all are present, there is one rank class, it has
-    no one-sided messages, and no rank skips communication.
+    """Return True if no rank can wait for another one, because all ranks do the same at the same time.
+
+    This holds if all ranks are present, in one rank class without one-sided messages, and no rank skips
+    communication.
     """
     used = [index for index, count in enumerate(workload.class_sizes) if count]
     if len(used) > 1 or not workload.is_complete:

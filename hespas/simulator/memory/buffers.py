@@ -97,8 +97,8 @@ def _places(order: IntArray) -> IntArray:
 
 
 class Lifetimes:
-    """Lifetimes of values in one graph and one order of its nodes. A lifetime is an interval of positions in
-    that order, both ends included.
+    """Lifetimes of the values of one graph, for one order of its nodes. A lifetime is a first and a last
+    position in the order of all starts and ends of nodes (:class:`Moments`).
     """
 
     def __init__(self, graph: OpGraph, when: Moments) -> None:
@@ -167,8 +167,10 @@ class Lifetimes:
         return self._bounds[value.slot][0] if value.slot >= 0 else self.end[value.node]
 
     def _outermost(self, region: int, of_user: int) -> int:
-        """Return the outermost loop that contains a reader (in region ``of_user``) but not the value (in
-        ``region``); -1 if no loop does.
+        """Return the outermost loop that contains a reader of a value but not the value itself, -1 if there
+        is none.
+
+        ``region`` is the region of the value, ``of_user`` the region of the reader.
         """
         key = (region, of_user)
         outermost = self._beyond.get(key)
@@ -216,10 +218,10 @@ _Interval = tuple[int, int]
 
 @dataclass(slots=True)
 class Buffer:
-    """Memory shared by ``values`` that do not need it at the same time.
+    """Memory buffer that several ``values`` use, one after the other.
 
-    ``lives`` are the intervals in which it is used, disjoint and in order. ``reserved``: it exists
-    throughout. ``inside``: it is placed in a reserved buffer.
+    ``lives`` lists the intervals in which the buffer is used, disjoint and in order. ``reserved`` is True if
+    the buffer exists during the whole step. ``inside`` is True if it uses the memory of a reserved buffer.
     """
 
     values: list[int]
@@ -327,8 +329,8 @@ class _Assignment:
         return True
 
     def _place(self, buffers: list[Buffer]) -> None:
-        """Place temporary values into reserved buffers that are free during their lifetime. Buffers of
-        parameters that are not donated are excluded.
+        """Let temporary buffers use the memory of reserved buffers (results and donated parameters) that are
+        free during their lifetime.
         """
         reserved = [
             _ReservedBuffer(buffer)
@@ -374,8 +376,10 @@ class _ReservedBuffer:
         self.taken = list(self.buffer.lives)
 
     def admits(self, lives: list[_Interval], shares: set[tuple[int, int]]) -> bool:
-        """Return True if no interval in ``lives`` overlaps an occupied one. Overlaps in ``shares`` are
-        allowed, because one value overwrites the other there.
+        """Return True if the buffer is free in all intervals of ``lives``.
+
+        ``shares`` lists allowed overlaps, as pairs of a start and an end: one value overwrites the other
+        there.
         """
         for start, end in lives:
             at = bisect_left(self.taken, (start, start))

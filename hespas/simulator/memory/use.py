@@ -35,8 +35,10 @@ _LISTED = 10
 
 
 class ProgramBytes(NamedTuple):
-    """Bytes of a program's parameters, of its results, and of parameters that results overwrite (donated).
-    Used for programs whose parameters are not nodes. ``peak`` is the peak memory of a rank (NaN: not stated).
+    """Bytes of a program whose parameters are not nodes of its graph.
+
+    ``parameters`` and ``results`` are the sizes of all parameters and results. ``donated`` is the size of
+    parameters that results overwrite. ``peak`` is the stated peak memory of a rank (NaN: not stated).
     """
 
     parameters: float
@@ -47,8 +49,8 @@ class ProgramBytes(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveValue:
-    """Buffer that is in use at the peak, described by its first value. ``kind`` is ``parameter``,
-    ``constant``, ``output`` or ``temporary``.
+    """Buffer that is in use at the peak of memory. Name, size and source are the properties of the first
+    value in it. ``kind`` is ``parameter``, ``constant``, ``output`` or ``temporary``.
     """
 
     node: int
@@ -138,8 +140,8 @@ def memory_use(
 
 
 def _mark_results(graph: OpGraph, values: ProgramValues) -> dict[int, int]:
-    """Mark the values that the program returns (values without readers, if it does not state its results).
-    Return for each donated result the parameter that it overwrites.
+    """Mark the values that the program returns as outputs. If the program does not state its results, these
+    are the values without readers. Return a map from results to the donated parameters that they overwrite.
     """
     if values.results is None:
         for value in values.values:
@@ -232,8 +234,9 @@ def _named(graph: OpGraph, values: ProgramValues, buffer: Buffer) -> LiveValue:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankMemory:
-    """Memory of the ranks of one class. ``is_whole_job``: the program is not partitioned, so its tensors
-    belong to all ranks together. ``capacity_bytes`` is the memory of a device (NaN: no device).
+    """Memory of the ranks of one class. ``is_whole_job`` is True if the program is not partitioned, so that
+    its tensors belong to all ranks together. ``capacity_bytes`` is the memory of one device (NaN: no device
+    is given).
     """
 
     rank_class: int

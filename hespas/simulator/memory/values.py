@@ -51,8 +51,9 @@ def overwritten(graph: OpGraph) -> dict[int, list[int]] | None:
 
 
 def end_of(graph: OpGraph) -> int:
-    """Return the node at the end of the program: its results, or else its operands, are what the program
-    returns. -1 if the graph has no such node.
+    """Return the node that ends the program and determines its results; -1 if the graph has no such node.
+
+    The results of this node, or its operands if it has no results, are the results of the program.
     """
     row = graph.strings.find(RETURNED)
     marked = graph.extra.node[graph.extra.key == row]
@@ -124,9 +125,10 @@ class ValueKind(IntEnum):
 class MemoryValue:
     """One tensor in memory.
 
-    ``node`` makes it. For a slot, ``node`` makes the value of the next iteration, and ``slot`` is the loop's
-    region (-1: no slot). ``over`` lists values that it may overwrite when they end. ``in_place``: it is one
-    of them with a part replaced.
+    ``node`` computes the value. If ``slot`` is not -1, the value is the slot of a loop-carried value (see the
+    module): ``slot`` is the region of the loop, and ``node`` computes the value of the next iteration.
+    ``over`` lists values that this one may overwrite when their lifetime ends. ``in_place`` is True if this
+    value is one of them with a part replaced.
     """
 
     node: int
@@ -148,9 +150,10 @@ class MemoryValue:
 class ProgramValues:
     """Values of a graph.
 
-    ``results`` are the values that the program returns, in order (-1: not made by a node); None if the graph
-    does not state them. ``handed`` are pairs of a slot and the value that an iteration stores in it for the
-    next one. ``unknown`` counts tensors of unknown size and nodes without stated results.
+    ``results`` has the index of each value that the program returns, in order (-1: no node computes it); None
+    if the graph does not state its results. ``handed`` lists pairs of a loop slot and the value that an
+    iteration stores in it for the next iteration. ``unknown`` counts tensors of unknown size and nodes
+    without stated results.
     """
 
     values: list[MemoryValue]

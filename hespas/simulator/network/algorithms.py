@@ -69,9 +69,9 @@ class Level(NamedTuple):
     """Dimension of a network in which a group has several members.
 
     ``up`` and ``down`` are the rates at which a device sends and receives [bytes/ns]; ``link`` is the rate of
-    one message. ``steps`` is the number of steps of a ring of the members, ``hops`` the number of links
-    between neighbours, each with ``latency_ns``. ``adds`` is the rate at which switches reduce, as a share of
-    the rate (0: no reduction).
+    a single message. ``steps`` is the number of steps of a ring through the members. ``hops`` is the number
+    of links between neighbours, and ``latency_ns`` the latency of one link. ``adds`` is the rate at which
+    switches reduce data, as a share of the rate (0: switches do not reduce).
     """
 
     members: int
@@ -91,15 +91,16 @@ class Level(NamedTuple):
 
     @property
     def log_steps(self) -> int:
-        """Return the number of steps of an algorithm whose distances double in each step. On a ring the steps
-        have a total length of all steps of the ring.
+        """Return the number of latencies in an algorithm whose distances double in each step: log2 of the
+        members. On a ring, a step passes as many links as its distance, so the result is the number of steps
+        of the ring.
         """
         return self.steps if self.is_ring else ceil(log2(self.members))
 
 
 class _DimensionUse(NamedTuple):
-    """Use of one network dimension by a group of ranks: its members along it, their stride, and the number of
-    groups that share a link.
+    """Use of one network dimension by a group of ranks: the number of its ``members`` along the dimension,
+    the ``stride`` between them, and ``sharers``, the number of groups that share a link.
     """
 
     members: int
@@ -229,8 +230,8 @@ def _one_way(levels: Sequence[Level], whole: FloatArray) -> dict[str, FloatArray
 
 
 def _bus(levels: Sequence[Level]) -> float:
-    """Return the rate of a ring through all members of a group. Every member of a node sends over a separate
-    network interface; in a torus, members send along all axes at once.
+    """Return the rate [bytes/ns] of a ring through all members of a group. All members of a node send to the
+    next node at once, each over its own network interface. In a torus, members send along all axes at once.
     """
     if all(level.is_ring for level in levels):
         return sum(level.rate for level in levels)
@@ -272,8 +273,8 @@ def _moved(levels: Sequence[Level], whole: FloatArray) -> FloatArray:
 
 
 def _in_network(levels: Sequence[Level], size: FloatArray) -> FloatArray:
-    """Return the time of an all-reduce with reduction in switches, which send back the sum. On levels without
-    such switches, members exchange parts.
+    """Return the time of an all-reduce in which switches reduce the data and send back the sum. On levels
+    whose switches do not reduce, members exchange parts of the buffer.
     """
     worst, inside, latency_ns = 0.0, 1, 0.0
     for level in levels:
@@ -328,8 +329,8 @@ def shares_sent(kind: CollectiveKind, levels: Sequence[Level]) -> dict[str, Floa
 
 
 def _inside(levels: Sequence[Level]) -> FloatArray:
-    """Return for each level the number of members inside one of its units (the product of the inner levels),
-    and last the number of all members.
+    """Return for each level the number of group members within one member of that level (u_k in the module:
+    the product of the sizes of the inner levels). The additional last entry is the number of all members.
     """
     return np.array([*accumulate((level.members for level in levels), mul, initial=1)], np.float64)
 
@@ -377,14 +378,15 @@ def _exchanged(level: Level) -> float:
 def chosen_traffic(
     system: System, kind: CollectiveKind, footprint: Footprint, message_bytes: FloatArray, time_ns: FloatArray
 ) -> tuple[list[str], FloatArray, FloatArray]:
-    """Return the traffic of messages (sizes as Chakra counts them) of groups with one footprint.
+    """Return the bytes that collectives send over each dimension, for groups with one footprint.
 
-    It consists of the algorithm of each message, the bytes that a device sends over each dimension, shape
-    ``(dimensions, messages)``, and the maximum rate of a device [bytes/ns], shape ``(dimensions,)``. A device
-    that has a network interface for itself can exceed its nominal rate.
+    ``message_bytes`` are sizes as Chakra counts them, ``time_ns`` the time of each message. Return the
+    algorithm of each message, the bytes that a device sends, shape ``(dimensions, messages)``, and the
+    maximum rate of a device [bytes/ns], shape ``(dimensions,)``. A device that does not share its network
+    interface can exceed its nominal rate.
 
-    The algorithm is the fastest one whose bytes can be sent in ``time_ns``; "" and NaN for kinds without a
-    formula.
+    The algorithm is the fastest one whose bytes can be sent in ``time_ns``. It is "", with NaN bytes, for
+    kinds without a formula.
     """
     axes = [axis for axis, members in enumerate(footprint.members) if members > 1]
     levels = levels_of(system, footprint)

@@ -116,8 +116,8 @@ class _CollectiveCase(NamedTuple):
 
 
 class _MeasuredTimes(NamedTuple):
-    """Times and their 90 % interval [ns] from the estimator of collectives, shape ``(3, messages)``, and the
-    ``links`` for which they hold.
+    """Times of collectives from the estimator of collectives, with their 90 % interval [ns], shape ``(3,
+    messages)``. ``links`` are the links of the device that the estimator used.
     """
 
     times: FloatArray
@@ -126,10 +126,11 @@ class _MeasuredTimes(NamedTuple):
 
 @dataclass(frozen=True)
 class Network:
-    """System with a known number of devices, and the device whose measurements apply (None: none).
+    """System with a known number of devices, and the device whose measured collective times are used (None:
+    only formulas).
 
-    ``library`` selects the fits of a communication library (``nccl 2.29.2``; a part of the name is enough;
-    empty: the default of the device).
+    ``library`` is the communication library whose measurements are used, such as ``nccl 2.29.2``. A part of
+    the name is enough; empty selects the default of the device.
     """
 
     system: System
@@ -217,8 +218,9 @@ class Network:
 
     @cached_property
     def _links(self) -> tuple[Link, ...]:
-        """Links of the device that correspond to the system's first two dimensions. Their figures are the
-        device's, their extent is the system's. Empty if such links were not measured.
+        """Links of the measured device that correspond to the first two dimensions of the system. Bandwidth
+        and latency are from the device, the number of devices per domain is at least the size of the system's
+        first dimension. Empty if the device has no such links.
         """
         device, dimensions = self.device, self.system.dimensions
         if device is None or device.kind != "gpu" or dimensions[0].topology == "ring":
@@ -233,11 +235,11 @@ class Network:
     def _measured(
         self, case: _CollectiveCase, message_bytes: FloatArray, diagnostics: Diagnostics | None
     ) -> _MeasuredTimes | None:
-        """Return the times of the estimator of collectives on the device's links.
-
-        If they are from the model of an algorithm, the estimate is repeated with the bandwidth of the
-        system's links, because the bandwidth determines the algorithm. None if the estimator has only
+        """Return the times of the estimator of collectives on the links of the device; None if it has only
         data-sheet figures, or lacks some times.
+
+        If the estimator modelled the algorithm of the library (NCCL's tuning model), the estimate is repeated
+        with the bandwidth of the system's links, because the bandwidth determines the algorithm.
         """
         if self.device is None or not self._links or (len(self._links) == 1 and case.per_node < case.ranks):
             return None
@@ -301,10 +303,10 @@ def _as_link(dimension: Dimension) -> Link:
 
 
 def _as_dimension(link: Link, like: Dimension | None, size: int) -> Dimension:
-    """Return a link of the device as a network dimension.
+    """Return a link of the device as a network dimension of ``size`` devices.
 
-    ``like`` is the system's dimension. Its in-network reduction is copied, because measured times of the
-    device include it.
+    ``like`` is the corresponding dimension of the system. Its in-network reduction is copied to the result,
+    because the measured times of the device include it.
     """
     return Dimension(
         name=link.name,
@@ -321,8 +323,8 @@ def _as_dimension(link: Link, like: Dimension | None, size: int) -> Dimension:
 
 
 class _TimeParts(NamedTuple):
-    """Times of messages [ns] according to the links alone, in two parts: the latency of an empty message, and
-    the transfer of the bytes.
+    """Times of messages [ns], computed from bandwidths and latencies of links: ``latency_ns`` is the time of
+    an empty message, ``moved_ns`` the additional time to transfer the bytes.
     """
 
     latency_ns: FloatArray
@@ -341,10 +343,11 @@ class _TimeParts(NamedTuple):
 
 
 def _scaled(measured: FloatArray, own: _TimeParts, theirs: _TimeParts) -> FloatArray:
-    """Return measured times converted to other links.
+    """Return times that were measured on the links of a device, converted to the links of the system.
 
-    They are multiplied by the ratio of transfer times (system's links / device's links), and the difference
-    of latencies is added. They stay unchanged if both links are equal, or without a formula.
+    ``own`` are formula times on the system's links, ``theirs`` on the device's links. The measured times are
+    multiplied by the ratio of transfer times (system / device), and the difference of latencies is added.
+    They stay unchanged if both links are equal or no formula exists.
     """
     later_ns = np.nan_to_num(own.latency_ns - theirs.latency_ns)
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -460,10 +463,10 @@ class _CommunicationTimes:
         return known[key]
 
     def parts(self, ranks: IntArray) -> list[tuple[IntArray, FloatArray]]:
-        """Divide ``ranks`` into parts with equal communication times.
+        """Divide ``ranks`` into subsets of ranks with equal communication times.
 
-        Return for each part its ranks, and the times of all nodes [ns] with their intervals, shape ``(3,
-        nodes)``; NaN for nodes without a network time. Without ranks, return one empty part.
+        Return for each subset its ranks, and the times of all nodes [ns] with their intervals, shape ``(3,
+        nodes)``. Nodes without a network time have NaN. If ``ranks`` is empty, return one empty subset.
         """
         used: list[int] = np.unique(self.graph.collectives.group_set).tolist()
         sets = self._sets()

@@ -21,12 +21,12 @@ __all__ = ["Footprint", "PlacedGroups", "footprint_of", "place_groups", "place_m
 
 
 class Footprint(NamedTuple):
-    """Placement of a group of ``ranks``, with one entry per dimension.
+    """Placement of a group of ``ranks`` ranks in the network, with one entry per dimension.
 
-    ``members`` is the number of members along one line (the maximum, if lines differ), ``stride`` the
-    distance between neighbours. ``sharers`` is the number of devices in one unit of the next inner dimension
-    (such as a node) that use the dimension at once; on a ring, it is the number of groups that share each
-    link.
+    ``members`` is the number of members along one line of the dimension (the maximum, if lines differ).
+    ``stride`` is the distance between neighbouring members. ``sharers`` is the number of devices of one node
+    (in general: of one unit of the next inner dimension) that use the dimension at once. On a ring, it is the
+    number of groups that share each link.
     """
 
     ranks: int
@@ -115,8 +115,9 @@ def place_messages(permutation: Permutation, system: System, num_ranks: int) -> 
 
 
 def _units(system: System) -> list[int]:
-    """Return the number of devices in one unit of each dimension: the product of the inner dimensions. The
-    last entry is the number of all devices.
+    """Return for each dimension the number of consecutive ranks in one member of that dimension, such as the
+    ranks of one node: the product of the sizes of the inner dimensions. The last entry is the number of all
+    devices.
     """
     units = [1]
     for size in system.shape:
@@ -125,10 +126,10 @@ def _units(system: System) -> list[int]:
 
 
 def _lines(rows: IntArray, system: System) -> tuple[IntArray, IntArray]:
-    """Return the number of members along each dimension and their stride, for groups of one size, shape
-    ``(groups, dimensions)``.
+    """Return the number of members along each dimension and the stride between them, each of shape ``(groups,
+    dimensions)``. ``rows`` has the ranks of groups of one size, shape ``(groups, size)``.
 
-    If the lines of a group differ, the maximum counts.
+    If the lines of a group along a dimension differ, the maximum is returned.
     """
     units, shape = _units(system), system.shape
     counts: IntArray = np.ones((len(rows), len(shape)), np.int64)

@@ -56,17 +56,17 @@ _RENAMED = {
 class Policy:
     """Scheduler settings of a serving engine.
 
-    ``tokens``: maximum tokens per step; ``sequences``: maximum running sequences. ``chunked``: the rest of a
-    prompt that does not fit is processed in the next step; otherwise prompts are processed whole.
-    ``page_tokens``: tokens per cache page. ``order``: see :data:`Order`. ``reserves``: a request starts only
-    if the cache has pages for its whole length, so none is preempted; otherwise a request without a page
-    preempts the youngest, whose tokens are recomputed. ``watermark``: share of the pages that stay free when
-    a request starts.
+    ``tokens`` and ``sequences`` are the maximum tokens per step and the maximum running sequences.
+    ``chunked``: the rest of a prompt that does not fit is processed in the next step; otherwise prompts are
+    processed whole. ``page_tokens``: tokens per cache page. ``order``: see :data:`Order`. ``reserves``: a
+    request starts only if the cache has pages for its whole length, so no request is preempted. Otherwise, a
+    request that needs a page when none is free preempts the youngest request, whose tokens are then
+    recomputed. ``watermark``: share of the pages that must stay free when a request starts.
 
     ``recv_interval``: the scheduler receives requests every ``recv_interval`` decoding steps, and after steps
     that only process prompts (SGLang: scheduler-recv-interval). ``async_scheduling``: the scheduler forms the
     next step while the current one runs. ``batch_wait_iters``: maximum number of steps for which waiting
-    requests are held back, while sequences decode and a step has fewer than ``batch_wait_tokens`` tokens.
+    requests are delayed, while sequences decode and a step has fewer than ``batch_wait_tokens`` tokens.
     """
 
     name: str = "vllm"
@@ -128,8 +128,8 @@ _ROOM = 64
 
 
 class DecodingSequence(NamedTuple):
-    """Request in the decode phase: its tokens in the cache, its generated tokens and their final number, and
-    the time of its latest token [ns].
+    """Request in the decode phase: its tokens in the cache, the number of generated tokens, the number of
+    tokens at which it finishes, and the time of its latest token [ns].
     """
 
     request: int
@@ -253,9 +253,10 @@ class DecodingBatch:
         return float(len(self.requests) * ceil(by / self._page_tokens))
 
     def latest(self, now: float, others: list[float]) -> list[tuple[float, int]]:
-        """Return the times of previous tokens, ascending, each with the number of tokens that follow it at
-        ``now``: of all sequences in the batch, and of other requests, whose previous tokens were at
-        ``others``.
+        """Return the times of the previous tokens, ascending, each with the number of sequences that
+        generated a token at that time. Then set the previous token of all sequences in the batch to ``now``.
+
+        ``others`` are previous token times of requests outside the batch, which are included in the result.
         """
         count, is_common = len(self.requests), self._latest == self._latest
         if is_common and not others:
@@ -313,8 +314,8 @@ def serve_replicas(
 def _report_progress(
     progress: Callable[[int, int], None], before: int, total: int, done: int, _: int
 ) -> None:
-    """Report progress over all replicas: ``done`` requests of the current replica plus the ``before``
-    requests of earlier replicas.
+    """Report progress over all replicas. ``done`` is the number of finished requests of the current replica,
+    ``before`` the number of requests of earlier replicas, and ``total`` the number of all requests.
     """
     progress(before + done, total)
 
@@ -351,8 +352,9 @@ def serve(
 
 @dataclass
 class _PrefillChunk:
-    """Prompt tokens that a step processes: the number of prompts, their new tokens, the cached tokens before
-    these, and the requests whose prompts are then finished.
+    """Prompt tokens that a step processes. ``prompts`` is the number of prompts, ``new_tokens`` their tokens
+    in this step, and ``before`` the cached tokens of these prompts. ``sampled`` lists the requests whose
+    prompts are finished after this step.
     """
 
     prompts: int = 0
@@ -450,8 +452,8 @@ class _ServerRun:
         return -(-tokens // self.policy.page_tokens)
 
     def _has_room(self, pages: float = 0.0, *, free: float = 0.0) -> bool:
-        """Return True if the cache has ``pages`` free pages in addition to the next page of each decoding
-        sequence. A share ``free`` of all pages must stay free.
+        """Return True if the cache has ``pages`` free pages, in addition to one new page for each decoding
+        sequence that needs it. The share ``free`` of all pages must stay free.
         """
         pages, most = self.used + pages, self.pages * (1 - free)
         if self.policy.reserves:
@@ -607,8 +609,8 @@ class _ServerRun:
         self._generate(count)
 
     def _log_gaps(self, batch: int, again: list[float]) -> None:
-        """Log the times since the previous token for the requests that generate a token now: the decoding
-        sequences (if ``batch`` is not 0), and other requests, whose previous tokens were at the times
+        """Log the time since the previous token of each request that generates a token now: of the decoding
+        sequences (if ``batch`` is not 0), and of other requests, whose previous tokens were at the times
         ``again``.
         """
         for before, tokens in self.decoding.latest(self.now, again) if batch else count_times(again):

@@ -112,11 +112,11 @@ def _check_rate(per_second: float) -> None:
 
 @dataclass(slots=True)
 class StepLog:
-    """Log of a server's steps and of the times between tokens.
+    """Log of the steps of a server and of the times between tokens, with run-length encoding.
 
-    A step has a time [ns], a batch size and a number of new prompt tokens. Times between tokens [ns] have the
-    number of tokens that followed after that time. Both are run-length encoded: consecutive entries with
-    equal numbers are stored once.
+    Each step has a time [ns], a batch size and a number of new prompt tokens. Each time between two tokens of
+    a request [ns] has the number of tokens with this time. Consecutive equal entries are stored once, with a
+    count.
     """
 
     _time_ns: array[float] = field(default_factory=lambda: array("d"))

@@ -183,8 +183,8 @@ def evaluate_runs(
 
 
 class _Corrections:
-    """Corrections (fitted parameters of engines) of the predictions of all rows, for one kind of
-    calibration.
+    """Corrections of the predictions of all rows, for one kind of calibration. A correction has the fitted
+    parameters of an engine or a deployment.
     """
 
     def __init__(
@@ -264,8 +264,8 @@ _MIN_RESIDUALS = 10
 
 
 class _NaiveBaseline:
-    """Naive baseline: constant utilization of memory bandwidth and peak FLOP/s, the medians over the runs of
-    each engine.
+    """Naive baseline: TTFT and TPOT at constant fractions of peak FLOP/s and memory bandwidth. Each fraction
+    is the median over the runs of an engine.
     """
 
     def __init__(self, rows: Sequence[ServingRow]) -> None:

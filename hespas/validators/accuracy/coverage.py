@@ -120,8 +120,8 @@ def group_keys(
 
 
 class _KeyForest:
-    """Union-find forest that joins match keys (of events) with nodes. ``is_joined`` marks the keys that have
-    a node.
+    """Union-find forest that joins keys of events with the nodes they carry out. ``is_joined`` is True for
+    keys that have a node.
     """
 
     def __init__(self, num_keys: int, num_nodes: int) -> None:

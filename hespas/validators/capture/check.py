@@ -65,8 +65,8 @@ _CALLER = "a call around others, which the capture lists themselves"
 
 @dataclass(slots=True, eq=False)
 class _CaptureTotals:
-    """Result of comparing a capture with a trace so far: counts, differences and notes, summed over the
-    compared ranks.
+    """Counts, differences and notes of a comparison of a capture with a trace, summed over the ranks compared
+    so far.
     """
 
     ranks: list[int] = field(default_factory=list[int])

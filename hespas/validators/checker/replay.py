@@ -184,7 +184,9 @@ def issue_order(graph: OpGraph) -> IssueOrder:
 
 
 class _Channels:
-    """Collectives and messages between the ranks of a replay that wait for other ranks."""
+    """Process groups and messages between the ranks of a replay, with the collectives and messages that wait
+    for other ranks.
+    """
 
     def __init__(self, needed: Sequence[int], comm_ns: int) -> None:
         self.queue = EventQueue()

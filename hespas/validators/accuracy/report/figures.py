@@ -426,7 +426,9 @@ def _lanes(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _RateCeiling:
-    """Horizontal line in a roofline plot: the peak rate of a unit for some element types."""
+    """Horizontal line in a roofline plot: the peak rate of a unit. ``name`` lists the element types that have
+    this rate.
+    """
 
     name: str
     flops_per_s: float

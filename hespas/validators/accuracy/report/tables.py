@@ -120,8 +120,8 @@ def _bounded_text(time_ns: float) -> str:
 
 
 class _LowerBound(float):
-    """Predicted time of which parts have no estimate, so that it is a lower bound. It is formatted with "at
-    least".
+    """Predicted time that is a lower bound, because some operations have no estimate. It is formatted with
+    "at least".
     """
 
     __slots__ = ()

@@ -34,8 +34,8 @@ TAG_MODULUS = 500_000_000
 
 
 class MessageLabel(NamedTuple):
-    """Tag and size of a message, by which messages between the same ranks are distinguished. The size is -1
-    if unknown.
+    """Properties that distinguish messages between the same two ranks: permute or not, tag, and size (-1:
+    unknown).
     """
 
     permute: bool

@@ -25,7 +25,7 @@ _SLOW_NETWORK_NS = 10**9
 
 class _CollectiveSequences:
     """Collectives of each rank class by node, and the order in which each kind of rank issues them on each
-    channel.
+    channel (process group).
     """
 
     def __init__(self, job: CheckedJob) -> None:
