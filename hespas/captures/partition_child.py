@@ -353,9 +353,9 @@ def _is_in_shard_map(op: MlirOperation) -> bool:
 
 
 def _is_local(op: MlirOperation) -> bool:
-    """Return True for a communication in which every device has only itself as a peer.
+    """Return True for a communication in which every device is only connected to itself.
 
-    JAX leaves such operations of a ``shard_map`` over an axis of one device.
+    JAX writes such operations for a ``shard_map`` over an axis of one device.
     """
     attributes: Any = op.attributes
     if "replica_groups" in attributes:

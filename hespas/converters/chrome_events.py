@@ -460,8 +460,8 @@ class EventStream:
     def _closed(self, before: bytes, rest: bytes) -> bytes:
         """Return the text before and after the events as one JSON document.
 
-        If it is invalid, return only the part before the events, or an empty object. Raises ``FormatError``
-        unless recovering.
+        If that is invalid and ``recover`` is set, return the part before the events, or an empty object.
+        Raises ``FormatError`` without ``recover``.
         """
         header = self._whole_header(before + rest)
         if isinstance(header, bytes):

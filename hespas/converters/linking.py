@@ -96,9 +96,10 @@ class EventNesting:
 
 
 def _around(thread: IntArray, start: IntArray, end: IntArray) -> IntArray:
-    """Return the index of the innermost event around each event. Events are sorted by thread and start.
+    """Return the index of the innermost event around each event (-1: none). Events are sorted by thread and
+    start.
 
-    Events are processed in blocks, because all of them as Python numbers would take more memory than the
+    Events are processed in blocks, because as Python numbers all of them would take more memory than the
     trace.
     """
     parent = np.empty(len(thread), np.int64)
@@ -273,7 +274,8 @@ class _SlicePairs:
 def pair(
     track: IntArray, time_ns: IntArray, begins: NDArray[np.bool_], chosen: IntArray | None = None
 ) -> _SlicePairs:
-    """Match each end with the last unmatched begin of its track, in the order of time, then of rows.
+    """Pair each end event with the last unmatched begin event of its track, in the order of time, then of
+    rows.
 
     Only the rows ``chosen`` (None: all) take part. O(events log events).
     """

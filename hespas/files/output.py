@@ -501,10 +501,11 @@ def exchange(one: Path, other: Path) -> bool:
 
 
 def _place_share(temporary: Path, target: Path, share: OutputShare, *, overwrite: bool) -> None:
-    """Move the share of one process into the folder ``target``, which several processes fill.
+    """Move the files of one share into the folder ``target``. Several processes fill this folder, each with a
+    share.
 
-    The first share creates the folder, with a mark file for each share that is still missing. Later shares
-    move their files into it and remove their mark.
+    The first share creates the folder, with a marker file for each share that is still missing. Later shares
+    move their files into it and remove their marker file.
     """
     share.mark_others(temporary)
     _flush(temporary)

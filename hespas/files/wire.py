@@ -82,10 +82,9 @@ def fields(data: bytes, start: int, end: int) -> Iterator[_Field]:
 
 
 def decode_varint(data: bytes, at: int, end: int) -> tuple[int, int]:
-    """Decode the varint at byte ``at``; return its value and the position after it.
+    """Decode the varint at byte ``at``; return its value (unsigned, 64 bits) and the position after it.
 
-    A varint has up to ten bytes, of which 64 bits are used. Raises ``WireError`` for a longer or truncated
-    one.
+    A varint has up to ten bytes. Raises ``WireError`` for a longer or truncated one.
     """
     if at < end and data[at] < 0x80:
         return data[at], at + 1

@@ -98,8 +98,8 @@ class _Selection:
     devices: set[str] = field(default_factory=set[str])
 
     def batches(self, path: Path) -> Iterator[tuple[Columns, Dialect, Labels]]:
-        """Yield the selected rows in batches, with the table's format and the device of each row. Raises
-        ``UsageError`` if no row is selected.
+        """Yield the selected rows of a table in batches, each with the format of the table and the device of
+        each row. Raises ``UsageError`` if no row is selected.
         """
         device = canonical_name(self.hardware) or self.hardware
         for columns in _table_batches(path):

@@ -149,8 +149,8 @@ def attention_generation(
     kv_bytes: FloatArray,
     variant: Labels | None = None,
 ) -> Operations:
-    """Return a table of attention of one new token per sequence to ``kv_len`` cached tokens (decode).
-    ``kv_len`` is already limited by a sliding window.
+    """Return a table of the attention of one new token per sequence to ``kv_len`` cached tokens (decode). If
+    there is a sliding window, ``kv_len`` must not exceed it.
     """
     act = element_bytes(scheme, "activation")
     moved = batch * head_dim * (2 * kv_heads * kv_len * kv_bytes + 2 * heads * act)
@@ -200,11 +200,12 @@ def mixtures_of_experts(
     matrices: FloatArray,
     variant: Labels | None = None,
 ) -> Operations:
-    """Return a table of mixture-of-experts layers, each the shard of one rank; ``op`` is the distribution of
-    tokens over experts.
+    """Return a table of mixture-of-experts layers, each with the shard of one rank. ``op`` is the
+    distribution of tokens over experts.
 
-    ``matrices`` is 3 for gated layers, 2 otherwise. The number of experts that receive tokens is the expected
-    number that ``tokens x topk`` independent draws hit.
+    ``matrices`` is the number of weight matrices per expert: 3 for gated layers, 2 otherwise. The number of
+    experts that receive tokens is the expected number of distinct results of ``tokens x topk`` independent
+    draws.
     """
     local_experts = experts / expert_parallel
     width = inter / tensor_parallel

@@ -304,8 +304,8 @@ def _numbered_by_words(columns: Sequence[FloatArray | SmallIntArray], count: int
 
 
 def numbered(columns: Iterable[FloatArray | SmallIntArray]) -> IntArray:
-    """Return a number for each row, equal for rows with equal values in all columns. Numbers follow the order
-    of the values.
+    """Return a number for each row of ``columns``. Rows with equal values in all columns have the same
+    number. Numbers follow the order of the values.
 
     NaN is equal to itself, and last. Columns are read one by one, without a copy of all. O(columns x rows log
     rows).

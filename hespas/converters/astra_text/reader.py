@@ -48,10 +48,11 @@ _OPERATIONS = {"fwd": "forward", "again": "forward", "ig": "input_grad", "wg": "
 
 @dataclass(slots=True, eq=False)
 class _LayerEmitter:
-    """Emitter that adds nodes to ``builder``; ``source`` is the prefix of their locations (empty: none).
+    """Builder that adds nodes for the layers of a text workload to ``builder``. ``source`` is the prefix of
+    the source positions of the nodes (empty: none).
 
-    ``not_run`` counts collectives that the policy does not run, ``skipped`` collectives of one rank or of no
-    bytes, ``unknown`` collectives with unknown groups, and ``computed`` phases with a duration.
+    ``not_run`` counts collectives that the policy does not run, and ``skipped`` collectives with one rank or
+    zero bytes. ``unknown`` counts collectives with unknown groups, and ``computed`` phases with a duration.
     """
 
     builder: GraphBuilder

@@ -26,8 +26,8 @@ JSON_SCHEMA = "hespas.chakra-json/1"
 
 
 def _writes_directory(value: Value, options: WriteOptions) -> bool:
-    """Return True if the traces form a directory: several ranks, or a job of one rank for which the user
-    named a directory. A single rank of a larger job is written as one file.
+    """Return True if the traces form a directory. That is the case for several ranks, and for a job of one
+    rank if the user named a directory. A single rank of a larger job is written as one file.
     """
     if not isinstance(value, Workload):
         return False

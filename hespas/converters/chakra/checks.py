@@ -92,8 +92,9 @@ _LISTED = 8
 
 
 def check_file(columns: EtColumns, facts: AttributeFacts, faults: Faults) -> None:
-    """Check one trace file: ET005 unique ids, ET006 known dependencies, ET007 no self-dependency, ET008 no
-    duplicate dependency, ET009 known node types, ET010 attribute types, GR001 no negative time.
+    """Check one trace file. The rules are ET005 unique ids, ET006 known dependencies, ET007 no
+    self-dependency, ET008 no duplicate dependency, ET009 known node types, ET010 attribute types, and GR001
+    no negative time.
     """
     order = np.argsort(columns.id, kind="stable")
     ordered = columns.id[order]

@@ -130,8 +130,8 @@ def _lists_ranks(path: Path) -> bool:
 
 
 def parse_groups(data: bytes, faults: Faults) -> NamedGroups:
-    """Parse the content of ``comm_group.json``. Groups with a name instead of an id, or with id 0, get new
-    ids after the other groups.
+    """Parse the content of ``comm_group.json``. A group that has a name instead of an id, or the id 0, gets a
+    new id above the other ids.
     """
     import msgspec
 

@@ -66,8 +66,9 @@ class TraceTemplate:
     source: Longs
 
     def patched(self, spelled: Bytes) -> Iterator[Bytes]:
-        """Yield the trace of each row of ``spelled``, the encoded variables of ranks. The yielded array is
-        reused for the next trace. Several threads may use one template at a time.
+        """Yield the trace of each rank: the template with the rank's encoded variables, a row of ``spelled``,
+        inserted. The yielded array is reused for the next trace. Several threads may use one template at a
+        time.
         """
         data, values = self.data.copy(), spelled[:, self.source]
         for row in values:

@@ -308,8 +308,8 @@ def _attributes(
 
 
 class _AttributeWriter:
-    """Writer of the node attributes that have a column or a table in the graph, with one method per attribute
-    or group of attributes.
+    """Writer of the node attributes whose values are in columns or tables of the graph. It has one method per
+    attribute or group of attributes.
     """
 
     def __init__(self, graph: OpGraph, assembly: Assembly, strings: Strings) -> None:

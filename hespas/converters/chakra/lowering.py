@@ -246,8 +246,8 @@ _SIZELESS = (CollectiveKind.BARRIER,)
 
 
 def lacks_description(graph: OpGraph) -> BoolArray:
-    """Return a mask of the collectives that simulators refuse in a trace, because their operation or their
-    size is unknown or 0. It has one entry per row of the collective table.
+    """Return a mask of the collectives that simulators refuse in a trace, with one entry per row of the
+    collective table. Their operation is unknown, or their size is unknown or 0.
     """
     table = graph.collectives
     no_size = ~(table.comm_bytes >= 1) & ~np.isin(table.kind, _SIZELESS)

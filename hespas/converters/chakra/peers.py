@@ -287,8 +287,8 @@ def highest_rank(ranks: Sequence[RankPeers], groups: Groups) -> int:
 def peers_of_class(
     columns: EtColumns, ranks: Sequence[RankPeers], rows: PeerRows, groups: Groups, num_ranks: int
 ) -> ClassPeers:
-    """Return the group sets and permutations of a class, made from the groups and peers of its ranks.
-    :func:`expressible` must have returned these ranks as one class.
+    """Return the group sets and permutations of a class, inferred from the groups and peers of all its
+    ``ranks``. :func:`expressible` must have returned these ranks as one class.
     """
     sets: dict[GroupSet, int] = {}
     group_set = np.full(int((columns.type == NodeType.COMM_COLL).sum()), -1, np.int64)

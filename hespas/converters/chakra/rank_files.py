@@ -96,8 +96,8 @@ class RankFolder:
                 Path(target).replace(path)
 
     def remove_others(self, names: Set[str], ranks: Longs) -> None:
-        """Remove everything except the files of these ranks and files with these names, such as partial files
-        of a killed writer. Raise :class:`InvariantError` if a rank has no file.
+        """Remove everything from the folder except the files of ``ranks`` and the files called ``names``.
+        This includes partial files of a killed writer. Raise :class:`InvariantError` if a rank has no file.
         """
         wanted = {Path(self.file(rank)).name for rank in ranks.tolist()}
         existing = set(file_names(self.path))

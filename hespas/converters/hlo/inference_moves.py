@@ -124,8 +124,8 @@ def _slice(op: TypedInstruction) -> Shape:
 
 
 def _check_indices(op: TypedInstruction, first: int, rank: int) -> None:
-    """Check the start indices of a dynamic slice, which are the operands from ``first`` on: one scalar per
-    dimension, or one vector.
+    """Check the start indices of a dynamic slice, which are the operands from number ``first`` on. They are
+    one scalar per dimension, or one vector. ``rank`` is the number of dimensions.
     """
     given = [op.array(index) for index in range(first, len(op.operands))]
     if len(given) == 1 and len(given[0].dims) == 1:

@@ -555,8 +555,8 @@ class _ControlDeps:
         self.lowering.bind(frame, index, result)
 
     def conditional(self, frame: LoweringFrame, index: int) -> None:
-        """Lower a ``conditional``: the most expensive branch runs once, the others never. Users wait for the
-        results of that branch only.
+        """Lower a ``conditional``. The most expensive branch runs once, and the others never. Users of the
+        result wait only for the results of that branch.
         """
         computation = frame.computation
         computations = self.program.module.computations

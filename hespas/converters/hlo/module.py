@@ -284,8 +284,8 @@ class FrameTable:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HloModule:
-    """Parsed module. ``attributes`` come from the header line, as written. ``marked`` is True if the text
-    marks the entry computation with ``ENTRY``; otherwise the last one is the entry.
+    """Parsed module. ``attributes`` has the attributes of the header line as text. ``marked`` is True if the
+    text marks the entry computation with ``ENTRY``; otherwise the last computation is the entry.
     """
 
     name: str

@@ -163,8 +163,8 @@ _KEPT_LONG = frozenset({"while", "conditional", "call", "async-start"})
 
 
 def _shorten_async(computations: Mapping[str, Computation]) -> None:
-    """Replace every ``async-start`` of a single operation by the equivalent ``OPERATION-start``, the form in
-    which XLA prints most of them. O(instructions).
+    """Replace every ``async-start`` of a single operation by the equivalent ``OPERATION-start``. XLA prints
+    most asynchronous operations in that form. O(instructions).
     """
     wrapped = {name: root for name, body in computations.items() if (root := _single_operation(body)) >= 0}
     if not wrapped:
@@ -469,8 +469,8 @@ def _is_global(module: HloModule) -> bool:
 
 
 def _works_by_hand_only(module: HloModule) -> bool:
-    """Return True if all work of the program is inside ``shard_map``, so that its shapes are those of one
-    device although the program is sharded.
+    """Return True if all work of the program is inside ``shard_map``. Its shapes are then those of one device
+    although the program is sharded.
     """
     open_, seen = [module.entry], {module.entry.name}
     while open_:

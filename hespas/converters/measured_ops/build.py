@@ -130,12 +130,12 @@ class CostedOps:
 
 
 def costed_ops(profile: Profile, diagnostics: Diagnostics | None = None) -> CostedOps:
-    """Return one node for each operation that ran on the device, in order of start.
+    """Return a graph with one node for each operation that ran on the device, in order of start.
 
-    Nodes have the measured ``duration_ns``, their stream (ordered by control dependencies), and operands,
-    results, FLOPs, bytes and contractions by the cost table; unknown figures are NaN. Every event belongs to
-    exactly one node, so the device time of the graph equals that of the profile; an event that ends before it
-    starts adds nothing. Diagnostics report work without a cost.
+    Nodes have the measured ``duration_ns`` and a stream, whose order is stated by control dependencies.
+    Operands, results, FLOPs, bytes and contractions come from the cost table; unknown figures are NaN. Every
+    event belongs to exactly one node, so the graph has the device time of the profile; an event that ends
+    before it starts adds nothing. Diagnostics report work without a cost.
     """
     groups = group_events(profile)
     builder = _CostedGraphBuilder(profile, groups)

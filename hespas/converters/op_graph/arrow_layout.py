@@ -258,10 +258,10 @@ def _one_list(items: pa.Array[Any]) -> pa.Array[Any]:
 
 
 class ArrowSource:
-    """Open Arrow file. Its arrays refer to the bytes of the file, which are read into memory.
+    """Open Arrow file of an op graph. The file is read into memory, and its arrays refer to these bytes.
 
     The file is not mapped: if another program truncated a mapped file, access to the lost part would end the
-    process (SIGBUS). Raises ``FormatError`` if the file is broken or has other fields.
+    process (SIGBUS). Raises ``FormatError`` if the file is damaged or has other fields.
     """
 
     def __init__(self, path: Path, max_bytes: int) -> None:

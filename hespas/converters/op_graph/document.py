@@ -445,8 +445,8 @@ def default_type_bytes(dtype: int, shape: Sequence[int]) -> float:
 
 
 def spell_groups(groups: GroupSet) -> GroupSpec:
-    """Return a group set for the document: strided groups in HLO's iota form, ``[4,2]<=[2,4]T(1,0)``, with
-    ``+base`` if the first rank is not 0; other groups as lists of ranks.
+    """Convert a group set for the document. Strided groups have HLO's iota form, ``[4,2]<=[2,4]T(1,0)``, with
+    ``+base`` if the first rank is not 0. Other groups are lists of ranks.
     """
     if isinstance(groups, ExplicitGroups):
         rows: GroupRows = groups.rows

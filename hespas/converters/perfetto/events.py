@@ -89,8 +89,8 @@ _PHASES = {
 
 
 class _EventFields(NamedTuple):
-    """Raw fields of one track event: numbers by field, byte spans of texts and messages by field, byte spans
-    of annotations, and flow ids.
+    """Raw fields of one track event. ``numbers`` has the numeric fields by field number, ``spans`` the byte
+    spans of texts and messages. ``annotations`` are byte spans, and ``flows`` are flow ids.
     """
 
     numbers: dict[int, int]

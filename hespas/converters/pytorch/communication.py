@@ -167,7 +167,7 @@ _FRAMEWORK_NAMESPACES = ("aten", "prims", "inductor", "c10d")
 
 
 def states_communication(name: str) -> bool:
-    """Return True if the name of a library operation is that of a collective.
+    """Return True if the name of a library operation names a collective.
 
     Examples are operations of symmetric memory (``symm_mem::multimem_all_reduce_``), of vLLM
     (``_C_custom_ar::all_reduce``) and functional ones (``_c10d_functional::all_gather_into_tensor``).

@@ -170,11 +170,11 @@ class _Allocations(Events):
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class KinetoTrace:
-    """Events of one trace.
+    """Events of one Kineto trace, in one table per kind.
 
-    ``annotation`` holds named ranges in the form of host operations. ``skipped`` counts events of categories
-    that are not read, by category. ``repeated`` counts events that were dropped because the file contains an
-    equal one before, by category. ``repairs`` counts repaired defects, by key of
+    ``annotation`` has the named ranges, with the columns of host operations. ``skipped`` counts events of
+    categories that are not read, by category. ``repeated`` counts events that were dropped because an equal
+    event precedes them, by category. ``repairs`` counts repaired defects, by key of
     :data:`hespas.converters.chrome_events.REPAIRS`.
     """
 

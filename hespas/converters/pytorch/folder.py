@@ -83,8 +83,8 @@ class _TraceFile:
 
 
 def read_folder(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> Workload:
-    """Read the traces of all ranks in a folder. Raises ``FormatError`` if the files are not of one job, or if
-    one of them is malformed.
+    """Read the traces of all ranks in a folder as a workload. Raises ``FormatError`` if the files are not
+    from one job, or if a file is malformed.
     """
     files, captures = _runs_and_captures(path, options)
     ranks = _paired(path, files, diagnostics)
@@ -177,9 +177,10 @@ def _captures_of_rank(captures: list[_TraceFile], rank: int) -> tuple[Path, ...]
 
 
 def _paired(path: Path, files: list[_TraceFile], diagnostics: Diagnostics) -> dict[int, _RankFiles]:
-    """Return the files of each rank. Raises ``FormatError`` for two files of one kind and rank.
+    """Return the files of each rank. Raises ``FormatError`` for two files of the same kind and rank.
 
-    A single pair of files is one rank whatever its names state: the rank of the profile, if it states one.
+    If there is a single profile, a single execution trace, or one of each, they are of one rank, even if
+    their names state different ranks. It is the rank that the profile states, if any.
     """
     if not files:
         raise FormatError(

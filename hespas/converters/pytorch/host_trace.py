@@ -137,7 +137,7 @@ class _RaggedRows:
 
 
 def read_host_trace(path: Path, max_bytes: int, strings: StringTableBuilder, version: str = "") -> HostTrace:
-    """Read the trace of one rank; names are added to ``strings``. O(n log n).
+    """Read the execution trace of one rank; names are added to ``strings``. O(n log n).
 
     Raises ``FormatError`` for broken JSON, a duplicate id, or calls that enclose each other, and
     ``UnsupportedError`` for an unknown schema.

@@ -139,7 +139,7 @@ def host_communications(
     """Return the communications that host operations start, by operation.
 
     ``find`` returns the communication of an operation. If an operation is inside another one of the same
-    kind, only the inner one is returned, completed with the facts of the outer one.
+    kind, only the inner one is returned. Values that it lacks come from the outer one.
     """
     host = trace.host
     names = {row: trace.strings[row] for row in np.unique(host.name_id).tolist()}

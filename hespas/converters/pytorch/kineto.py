@@ -173,9 +173,9 @@ def copy_kineto(
 
 
 class _EventCopier:
-    """Copier of the JSON text of events, block by block, which counts the events that it skips.
+    """Copier of the JSON texts of events, block by block. It counts the events that it skips.
 
-    An event that takes time and has the same text as an earlier one is a repetition. It is skipped.
+    An event with a duration is skipped if an earlier event has the same text.
     """
 
     def __init__(self, stream: EventStream, path: str) -> None:

@@ -247,10 +247,10 @@ _MARKER_TEXTS = msgspec.json.Decoder(_MarkerText)
 
 
 def read_rocpd(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> Profile:
-    """Read a database, also a gzipped one.
+    """Read a rocpd database of rocprofv3, also a gzipped one.
 
     Raises ``UnsupportedError`` for the tables of the older rpd tracer, and ``FormatError`` for a damaged
-    database and one without events.
+    database or one without events.
     """
     builder = RocmTraceBuilder(str(path))
     with open_database(path, options.max_bytes) as database:

@@ -109,8 +109,8 @@ def with_dims(module: MlirModule, dims: Mapping[str, int], bindings: Bindings) -
 
 
 def _specifications(block: MlirBlock) -> list[list[str]]:
-    """Return the shapes of those arguments that have symbolic dimensions, from ``jax.export``'s shape
-    assertions. A shape is a list of expressions, one per dimension.
+    """Return the shapes of the arguments with symbolic dimensions, from the shape assertions that
+    ``jax.export`` writes. A shape is a list of expressions, one per dimension.
     """
     for view in block.operations:
         op = view.operation

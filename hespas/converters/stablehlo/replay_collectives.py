@@ -223,7 +223,8 @@ def payload_bytes(link: ReplayCollective, made: Sequence[Value]) -> float:
 
 
 def applied_reduction(link: ReplayCollective, made: Sequence[Value]) -> str:
-    """Return a description of how the replay changes the reduction of a collective, empty if it does not.
+    """Return a description of the change that the replay makes to the reduction of a collective, empty
+    without a change.
 
     An unknown reduction, or one that the type does not support, is replaced by a sum.
     """

@@ -94,10 +94,10 @@ class ReplayEmitter:
         return self.aliases.setdefault(attribute, f"#{prefix}{len(self.aliases)}")
 
     def add(self, text: str, result: Tensor) -> Value:
-        """Add one operation with one result. ``text`` is the part after ``=``.
+        """Add an operation with one result. ``text`` is the MLIR text after ``=``.
 
-        If the same operation exists already, one element of an operand is changed, so that XLA does not merge
-        the two.
+        If an equal operation exists already, one element of an operand is changed first, so that XLA does not
+        merge the two.
         """
         text = self._unlike(text)
         value = self._known(Value(f"%{self._next}", result))
@@ -340,8 +340,8 @@ _POOL = 16
 
 
 class OperandBinder:
-    """Choice of operands so that an operation depends on its producers through data, which compilers may not
-    reorder.
+    """Selection of operands so that an operation depends on its producers through data. Compilers may not
+    reorder such operations.
 
     A producer's result becomes an operand if it has the same type, possibly after a reshape. Otherwise one
     element of the result is written into another operand. XLA removes barriers, duplicate operations and dead

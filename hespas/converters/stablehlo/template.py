@@ -62,12 +62,13 @@ def flatten(value: FlowValue) -> Flow:
 
 
 class TemplateRegion(NamedTuple):
-    """Region of a template. ``parent`` is a row of the same template, -1 for the top level.
+    """Region (loop, branch or call) of a function template. ``parent`` is the row of the enclosing region in
+    the same template, -1 for the top level.
 
     ``header`` is the node of the operation that owns the region (-1: none). Its number is part of the label:
     condition and body of a loop have the label ``while.17``. ``branch`` is the number of a branch (-1: none).
     ``manual`` lists mesh axes along which shapes in the region are per device (see :mod:`.sharding`), in
-    addition to the axes of its parents.
+    addition to the axes of the enclosing regions.
     """
 
     kind: RegionKind

@@ -160,14 +160,14 @@ class _QuantisedType(NamedTuple):
 
 
 def read_quantised(text: str) -> _QuantisedType | None:
-    """Decode a printed element type of the ``quant`` dialect; return None for any other type.
+    """Decode a printed element type of the ``quant`` dialect; return None for any other type. The printed
+    text is parsed because the bindings have no accessors for such types.
 
     https://mlir.llvm.org/docs/Dialects/QuantDialect/: ``!quant.uniform<i8<-127:127>:f32:1, {1.0e-02:3,
-    2.0e-02}>`` stores i8 for f32, with a scale and a zero point for each index of dimension 1. Elements have
-    the width of the storage type, scales that of the expressed type, and zero points that of the storage
-    type. Scales and zero points count even if the program does not store them: one of each per tensor, n per
-    axis, one for each block of a sub-channel type. The bindings have no accessors, so the printed type is
-    parsed.
+    2.0e-02}>`` stores i8 for f32, with a scale and a zero point for each index of dimension 1. Elements and
+    zero points have the width of the storage type, and scales the width of the expressed type. Scales and
+    zero points count even if the program does not store them. There is one of each per tensor, per index of a
+    quantised dimension, or per block of a sub-channel type.
     """
     if not text.startswith("!quant."):
         return None

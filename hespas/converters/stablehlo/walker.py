@@ -316,8 +316,8 @@ class Walker:
         self.bind(op.results, yielded)
 
     def visit_fusion(self, op: MlirOperation, region: int, depth: int) -> None:
-        """Add one node for a fusion. It has the FLOPs of the body, the bytes of operands and results, and the
-        arithmetic rate of a matmul inside.
+        """Add one node for a fusion. It has the FLOPs of the body, and the bytes of the fusion's operands and
+        results. A matmul in the body determines the arithmetic rate.
         """
         total = self.context.attributes.executed(op, depth)
         entries = [self.environment[value] for value in op.operands]
@@ -333,8 +333,9 @@ class Walker:
     def visit_while(self, op: MlirOperation, region: int, depth: int) -> None:
         """Add a loop as one region with condition, body and loop-carried values.
 
-        A carried edge spans one iteration. A value that the body passes on without computing it (from another
-        slot, or from outside of the loop) gets a zero-cost node that represents that iteration.
+        A carried edge spans one iteration. The body may pass on a value without computing it, from another
+        loop-carried value or from outside of the loop. Such a value gets a zero-cost node, so that its edge
+        also spans one iteration.
         """
         context, scope = self.context, self.scope
         initial = self.flows(op)

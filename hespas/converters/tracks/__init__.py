@@ -46,7 +46,8 @@ Displayed = Profile | SimulatedRun
 
 
 def tracks_of(value: Displayed, diagnostics: Diagnostics, *, arrows: bool = True) -> TrackSet:
-    """Return the tracks of a value: one process per rank (and device), one track per stream or resource.
+    """Return the tracks of a profile or timeline: one process per rank (and device), one track per stream or
+    resource.
 
     Arrows go from host operations to the device work that they caused, or along dependencies, messages and
     collectives; ``arrows=False`` omits them. Raises ``UsageError`` if a timeline does not fit its workload.

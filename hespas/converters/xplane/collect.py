@@ -165,7 +165,7 @@ def collect(lines: Iterable[LineEvents]) -> CollectedTrace:
 
 def _add(events: LineEvents, line: int, device: _ColumnParts, host: _ColumnParts) -> int:
     """Add the events of one line to the table of device events or of host operations. Return the number of
-    events that overlap partially.
+    device events that end after the event in which they start.
     """
     count = len(events.start_ps)
     is_device = np.zeros(count, np.bool_)

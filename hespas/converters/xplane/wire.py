@@ -48,10 +48,10 @@ class Bytes:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ProtoFields:
-    """Fields of several messages as columns, message by message.
+    """Fields of several protobuf messages as columns, message by message.
 
-    ``owner`` is the message of each field, ``number`` its field number. ``value`` is the 64 bits of a number,
-    or the length of bytes that begin at ``start``.
+    ``owner`` is the index of the message of each field, and ``number`` the field number. ``value`` has the 64
+    bits of a number. For a field of bytes, ``value`` is the length of the bytes, which begin at ``start``.
     """
 
     owner: IntArray

@@ -147,8 +147,9 @@ class Call(NamedTuple):
     """Recorded operation with its arguments.
 
     ``hint`` is the element type of lists of tensors, which traces do not record. ``has_values`` is True if
-    the trace records values; an empty text is then a default. ``step`` is the name of the enclosing profiler
-    step, ``parts`` are the operations that this one calls and that its cost rule needs.
+    the trace records values; an argument with an empty text then has its default value. ``step`` is the name
+    of the enclosing profiler step. ``parts`` are the operations that this one calls and that its cost rule
+    needs.
     """
 
     name: str
@@ -387,10 +388,11 @@ def unknown(call: Call, op_class: OpClass = OpClass.UNKNOWN) -> AtenCost:
 def needs(
     op_class: OpClass, *positions: int
 ) -> Callable[[Callable[..., AtenCost | None]], Callable[..., AtenCost]]:
-    """Return a decorator for a cost rule that takes the call and its tensors at ``positions``.
+    """Return a decorator for a cost rule whose arguments are the call and the tensors at ``positions`` of its
+    arguments.
 
-    The cost is unknown, with the class ``op_class``, if one of the tensors is missing or the rule returns
-    None. Bind options of the rule with ``partial``.
+    If one of the tensors is missing or the rule returns None, the cost is unknown, with the class
+    ``op_class``. Bind options of the rule with ``partial``.
     """
 
     def wrap(rule: Callable[..., AtenCost | None]) -> Callable[..., AtenCost]:

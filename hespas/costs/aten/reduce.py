@@ -222,8 +222,8 @@ def normalisation_backward(
 
 @needs(OpClass.NORMALIZATION, 0)
 def softmax(call: Call, source: Strided) -> AtenCost:
-    """Return the cost of a softmax (input, dim, half to float): maximum, subtract, sum, divide and one
-    exponential per element.
+    """Return the cost of a softmax (input, dim, half to float): four FLOPs (maximum, subtract, sum, divide)
+    and one exponential per element.
     """
     dim = call.integer(1)
     widened = call.flag(2) is True and "backward" not in call.name

@@ -219,9 +219,10 @@ def _norm_linear(call: Call, x: Strided, weight: Strided, projection: Strided) -
 
 @needs(OpClass.SORT)
 def _route(call: Call, *, logits_at: int, count_at: int = -1, ids_at: int = -1) -> AtenCost | None:
-    """Return the cost of routing: a softmax over the experts of each token and the selection of the largest.
+    """Return the cost of routing tokens to experts: a softmax over the experts of each token, and the
+    selection of the experts with the largest results.
 
-    Each expert takes four FLOPs, one exponential, and one comparison per chosen expert.
+    For each token and expert, it takes four FLOPs, one exponential, and one comparison per selected expert.
     """
     logits, ids = call.tensor(logits_at), call.tensor(ids_at)
     if logits is None or len(logits.shape) != 2:

@@ -312,10 +312,12 @@ def decoded(text: bytes) -> dict[str, JsonValue]:
 
 
 class _JsonStream:
-    """Single-pass reader of one file: :meth:`open`, :meth:`objects`, :meth:`close`.
+    """Single-pass reader of one file. Call :meth:`open`, iterate over :meth:`objects`, and call
+    :meth:`close`.
 
-    ``header`` holds the other keys of a document with a node list (empty for concatenated documents); keys
-    after the list are available after all objects were read. Errors are ``ET001`` and name the line.
+    ``header`` has the keys of a document with a node list, except that list (empty for concatenated
+    documents). Keys after the list are added when all objects were read. Errors have the code ``ET001`` and
+    state the line.
     """
 
     def __init__(self, path: Path, max_bytes: int | None) -> None:

@@ -171,8 +171,8 @@ def _with_long(
 
 
 def packed_varints(window: ByteWindow, start: Longs, length: Longs) -> tuple[Words, Longs, Bools | None]:
-    """Decode packed lists of varints, one per span. Return all values in order, the offsets of each span's
-    values, and a mask of malformed spans.
+    """Decode packed lists of varints, one list per span. Return the values of all lists in order, the offsets
+    at which each list begins in them, and a mask of malformed lists.
     """
     data, bounds = copy_spans(window, start, length)
     if not len(data):
@@ -396,13 +396,14 @@ class IoColumns:
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class EtColumns:
-    """One trace file. Columns have shape ``(nodes,)``. Dependencies are node ids in file order; node ``i``
-    has those between its two offsets.
+    """Content of one trace file, in columns of shape ``(nodes,)``. Dependencies are node ids in file order.
+    Node ``i`` has the control dependencies ``ctrl_deps[ctrl_offsets[i]:ctrl_offsets[i + 1]]``, and data
+    dependencies accordingly.
 
     A writer ignores the following fields. ``position`` is the start of each node in the (decompressed) file,
     in ``unit``. ``schema`` is the schema version of the file if it differs from the label. ``is_cut`` is True
-    if nodes are missing because the file is cut off. ``run_ns`` are times that an old schema states without a
-    unit and the user declares to be ns, in which case ``duration_micros`` is 0.
+    if nodes are missing because the file is truncated. ``run_ns`` are times that an old schema states without
+    a unit and the user declares to be ns; ``duration_micros`` is then 0.
     """
 
     version: str

@@ -357,8 +357,8 @@ class Decoder:
         return columns
 
     def _canonical_one(self, message: bytes, base: int, position: str) -> bytes:
-        """Return a node in canonical form. Raise :class:`UnsupportedError` for a node of an older schema,
-        which protobuf would misread.
+        """Return an encoded node in canonical form. Raise :class:`UnsupportedError` for a node of an older
+        schema, because the current schema would misread it.
         """
         try:
             canonical = canonical_message(message, NODE, base=base, path=self.path)

@@ -90,8 +90,8 @@ class Cursor:
             self.at[rows] = to
 
     def mark(self, rows: Longs | None, bad: Bools | None) -> None:
-        """Mark those messages of ``rows`` as bad for which ``bad`` is True. Both have one entry per message;
-        ``rows`` None means all messages.
+        """Mark as bad the messages in ``rows`` for which ``bad`` is True. Both arrays have one entry per
+        message; ``rows`` None means all messages.
         """
         if bad is None or not bad.any():
             return
