@@ -80,7 +80,8 @@ NonNegativeInt = Annotated[int, AtLeast(0)]
 
 
 def is_option_class(kind: type) -> bool:
-    """Return True if a class holds options and not data: a frozen dataclass without array fields.
+    """Return True if the objects of a class are options and not data: a frozen dataclass without array
+    fields.
 
     Classes whose type hints cannot be resolved at run time are results of functions, so they are not option
     classes.

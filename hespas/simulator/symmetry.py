@@ -188,12 +188,12 @@ def _doing(
 class BehaviourClasses:
     """Classes of ranks that behave alike.
 
-    ``behaviour`` is the class of each rank (-1: absent), shape ``(ranks,)``; classes are numbered in order of
-    their first ranks. ``first`` is the first rank of each class and ``count`` its number of ranks.
+    ``behaviour``, of shape ``(ranks,)``, is the class of each rank (-1: absent); classes are numbered in the
+    order of their first ranks. ``first`` is the first rank of each class and ``count`` its number of ranks.
     ``group_class`` has one entry per group of :attr:`Relations.group`. Groups have the same number if their
-    members have the same classes and call the group alike: they run the same collectives at the same times.
-    ``num_members`` is the number of different members of each group, where members of the same class and call
-    are not different.
+    members have the same classes and call the group alike, so that they run the same collectives at the same
+    times. ``num_members`` is the number of different members of each group. Members of one class that call
+    the group alike count once.
     """
 
     behaviour: IntArray
@@ -328,8 +328,8 @@ def _group_words(
 ) -> _Groups:
     """Return a fingerprint of each group, and its number of different members.
 
-    The fingerprint covers the (class, label) pairs of the members. ``counts_members``: it also covers the
-    number of members with each pair, and of all members.
+    The fingerprint is computed from the pairs (class, label) of the members. If ``counts_members`` is True,
+    it also depends on the number of members with each pair, and on the number of all members.
     """
     labels = len(relations.group) + 1
     kinds = (int(behaviour.max()) + 1) * labels

@@ -78,8 +78,8 @@ def baseline_of(unit: Unit) -> Unit:
 
 
 def loop_text(unit: Unit, *, barrier: bool = True) -> str:
-    """Return the StableHLO program that runs a unit in a loop. ``@main`` takes the number of iterations, then
-    the arguments of the unit.
+    """Return the StableHLO program that runs a unit (see the module) in a loop. The arguments of its function
+    ``@main`` are the number of iterations, then the arguments of the unit.
     """
     renewed = renewed_argument(unit)
     arguments = list(map(str, unit.arguments))

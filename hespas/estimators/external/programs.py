@@ -194,10 +194,11 @@ _FLOAT = 1
 
 
 def matmul_model(m: int, n: int, k: int) -> bytes:
-    """Return an ONNX model of ``y = x w`` with an input x (m, k) and a weight w (k, n) without values.
+    """Return an ONNX model of the matmul ``y = x w``, with an input x of shape (m, k) and a weight w of shape
+    (k, n). The weight has no values, because only its shape determines the time.
 
-    A model is some forty bytes of protobuf. Field numbers are from the ONNX specification
-    (``onnx.proto``, IR version 8).
+    The model is about forty bytes of protobuf. Field numbers are from the ONNX specification (``onnx.proto``,
+    IR version 8).
     """
     node = _text(1, "x") + _text(1, "w") + _text(2, "y") + _text(3, "product") + _text(4, "MatMul")
     weight = b"".join(field_bytes(1, extent) for extent in (k, n)) + field_bytes(2, _FLOAT) + _text(8, "w")

@@ -153,7 +153,7 @@ class Model(Bounded):
     ``tied``: the output head shares the weights of the embedding. ``post_norms``: the result of a block is
     normalised too. ``max_positions`` is the number of learned position embeddings. ``mtp_layers`` is the
     number of layers of multi-token prediction. Each of them projects two hidden vectors to one, followed by a
-    copy of the last layer, and uses the embedding and the head of the model.
+    layer with the sizes of the last layer. All of them use the embedding and the head of the model.
     """
 
     name: str

@@ -66,19 +66,19 @@ class LiveValue:
 class MemoryUse:
     """Memory of one rank over a step; all sizes in bytes.
 
-    ``peak_bytes`` is reached at the start of ``at_node`` (-1: before any node), at ``at_ns`` (NaN: times are
-    unknown). It is the sum of ``parameters_bytes``, ``constants_bytes``, ``outputs_bytes`` (results that do
-    not overwrite parameters) and ``temporaries_bytes`` (without temporaries in memory of results or donated
-    parameters). ``collectives_bytes`` is the part of the temporaries that communication made.
+    ``peak_bytes`` is reached at the start of ``at_node`` (-1: before any node), at the time ``at_ns`` (NaN:
+    times are unknown). It is the sum of ``parameters_bytes``, ``constants_bytes``, ``outputs_bytes`` (results
+    that do not overwrite parameters) and ``temporaries_bytes`` (temporaries outside the memory of results and
+    donated parameters). ``collectives_bytes`` is the part of the temporaries that communication made.
     ``unlisted_bytes`` is the part of a stated peak that is not in values of nodes: gathered weights,
-    workspace, library buffers. It is below 0 if the values need more than the stated peak.
+    workspace, library buffers. It is negative if the values need more than the stated peak.
 
-    ``class_bytes`` splits temporaries by operation class, ``largest`` are the largest buffers of all kinds.
-    ``donated_bytes`` are parameters whose memory results reuse. ``unknown`` counts tensors of unknown size
-    and nodes without stated results; if it is not 0, the peak is a lower bound.
+    ``class_bytes`` splits temporaries by operation class. ``largest`` lists the largest buffers of all kinds.
+    ``donated_bytes`` is the size of parameters whose memory results reuse. ``unknown`` counts tensors of
+    unknown size and nodes without stated results; if it is not 0, the peak is a lower bound.
 
-    ``held_bytes[i]`` is the memory in use from position ``i`` in the order of starts and ends of nodes.
-    ``held_ns[i]`` is the time of that position (empty if times are unknown).
+    ``held_bytes[i]`` is the memory in use after the ``i``-th start or end of a node, in their order.
+    ``held_ns[i]`` is the time of this start or end (empty if times are unknown).
     """
 
     peak_bytes: float

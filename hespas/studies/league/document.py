@@ -102,7 +102,7 @@ def evaluate_league(
     estimator: str = "composite",
 ) -> League:
     """Return the league (errors of predicted step times) for the rows of a table, predicted by ``estimator``.
-    ``factors`` are the component factors for the calibration ``factors``.
+    ``factors`` are correction factors of components; they are used if ``calibrate`` is ``factors``.
     """
     evaluated = evaluate_rows(rows, calibrate, factors)
     if calibrate not in {"none", "factors"}:

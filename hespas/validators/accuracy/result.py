@@ -34,10 +34,11 @@ LEAST_OF_A_STEP = 0.9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SummaryRow:
-    """Errors of one estimator on one device, over all cases or over a part of them.
+    """Errors of one estimator on one device, over all cases, over one operation class, or over one range of
+    times.
 
     ``level`` is ``instance`` (every case) or ``shape`` (each distinct shape once). ``op_class`` and ``size``
-    are ``all``, or the part.
+    are the names of the class and of the range, or ``all``.
     """
 
     estimator: str

@@ -66,8 +66,9 @@ class FormatPair:
 class FilePairs:
     """Round trips of one file, whose format is ``format``.
 
-    ``findings`` counts the diagnostics of the reader by code. They include facts that the file lacks, which
-    are therefore not lost by a round trip. ``skipped`` is the reason if a file in a folder was not tried.
+    ``findings`` counts the diagnostics of the reader by code. Facts that the reader reports as missing are
+    not in the workload, so round trips do not count them as lost. ``skipped`` is the reason if a file in a
+    folder was not tried.
     """
 
     path: str
