@@ -10,6 +10,7 @@ from typer.testing import CliRunner, Result
 from hespas.cli.terminal import percent, signed
 from hespas.cli.validate import app
 from hespas.hardware import load_device
+from tests.converters.pytorch.traces import host, kernel, launch, write_kineto
 from tests.validators.small_tables import vectors, write_table
 
 
@@ -67,3 +68,27 @@ def test_the_largest_seed_can_be_read_back(table: Path, tmp_path: Path) -> None:
 def test_vast_errors_are_short() -> None:
     assert (percent(0.1234), signed(-0.5)) == ("12.3%", "-50.0%")
     assert (percent(1e200), signed(-1e200)) == ("1.00e+202%", "-1.00e+202%")
+
+
+def test_a_recording_without_known_costs_is_refused(tmp_path: Path) -> None:
+    trace = write_kineto(
+        tmp_path / "trace.json",
+        [
+            host("my::op", 0, 10, 1, {"Input Dims": [[4, 4]], "Input type": ["float"]}),
+            launch(1, 7),
+            kernel("some_kernel", 5, 10, 7),
+        ],
+    )
+    words = [
+        "calibrate",
+        "--hardware",
+        "H100-SXM",
+        "--measured",
+        str(trace),
+        "--out",
+        str(tmp_path / "a.toml"),
+    ]
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 2
+    assert "no operation of trace has a known cost and a time" in done.stderr
+    assert "--workload" in done.stderr

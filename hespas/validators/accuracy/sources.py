@@ -282,7 +282,7 @@ def measurements_of(
     :func:`~hespas.validators.accuracy.sources.sources_of`. They have no variant: they represent a program on
     ``hardware``. Events of other devices are skipped if the profile has several, as
     :func:`~hespas.validators.accuracy.sources.by_device` does. Raises ``UsageError`` for a profile without
-    operations.
+    operations of known cost and time.
     """
     diagnostics = diagnostics if diagnostics is not None else Diagnostics()
     device = load_device(hardware) if isinstance(hardware, str) else hardware
@@ -312,5 +312,12 @@ def measurements_of(
                 ),
                 recorded=True,
             )
+        )
+    if not any(len(table) for table in tables):
+        unread = [event.message for event in diagnostics if event.code == "accuracy.unreadable-module"]
+        reason = f": {unread[0]}" if unread else ""
+        raise UsageError(
+            f"no operation of {profile.name} has a known cost and a time{reason}",
+            hint="give the program that ran with `workload`",
         )
     return joined(tables, profile.name)
