@@ -355,9 +355,10 @@ def write_report(
     name: str = _ANALYSIS,
     overwrite: bool,
 ) -> None:
-    """Write the page, the document as ``name``, and a CSV file per table with rows, each atomically. Other
-    files in ``folder`` stay. In CSV files unknown figures are empty, and texts are safe for spreadsheets.
-    Raises ``OutputError`` if a file exists (without ``overwrite``) or the folder cannot be made.
+    """Write the page, the document with the file name ``name``, and a CSV file for each table that has rows.
+    Each file is written atomically; other files in ``folder`` stay. In CSV files unknown figures are empty,
+    and texts are safe for spreadsheets. Raises ``OutputError`` if a file exists and ``overwrite`` is false,
+    or if the folder cannot be made.
     """
     contents = {_PAGE: page.encode("utf-8", "replace"), name: document}
     contents |= {f"{title}.csv": table.to_csv().encode() for title, table in tables.items() if len(table)}

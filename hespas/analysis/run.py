@@ -217,8 +217,8 @@ def analysis_tables(
 
 
 def _notes(profiles: Sequence[Profile], recordings: Sequence[Recording]) -> Iterator[str]:
-    """Yield a sentence for each kind of data that the recording lacks, with the profiler option that would
-    record it. The most important one is first.
+    """Yield a sentence for each kind of data that is missing in the recording, with the profiler option that
+    records it. The most important sentence is first.
     """
     if not any(len(profile.host) for profile in profiles):
         yield (

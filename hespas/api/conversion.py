@@ -129,8 +129,8 @@ class Conversion(Result):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rescaling:
-    """Rescaling of a trace: ``sizes`` are the new sizes of axes (``dp=512`` or a mapping), ``mesh`` names
-    the axes of the trace, outermost first, and ``others`` are traces of the same program, each with another
+    """Options for rescaling a trace. ``sizes`` are the new sizes of axes (``dp=512`` or a mapping). ``mesh``
+    names the axes of the trace, outermost first. ``others`` are traces of the same program, each with another
     size of one axis.
     """
 

@@ -100,7 +100,7 @@ def with_capture(options: ReadOptions, capture: str | Path | Sequence[str | Path
 
 
 def as_workload(value: Value, diagnostics: Diagnostics) -> Workload:
-    """Return a workload unchanged, and convert a profile (:mod:`hespas.converters.measured_ops`).
+    """Return a workload: a workload unchanged, a profile converted (:mod:`hespas.converters.measured_ops`).
 
     Raises ``UnsupportedError`` for a profile without times of device events.
     """

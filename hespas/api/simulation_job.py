@@ -338,8 +338,8 @@ class TimelineFile:
 
 @dataclass(frozen=True, slots=True)
 class AstraRequest:
-    """Arguments that select the simulator: the mode, a scheduler, and for mode ``astra`` configuration files,
-    network backend, queues per dimension and binary.
+    """Arguments that select the simulator: the mode and a scheduler. For mode ``astra`` they also include
+    configuration files, network backend, queues per dimension and executable.
     """
 
     mode: Mode = "hespas"

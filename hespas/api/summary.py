@@ -203,8 +203,8 @@ class ClassSummary:
 
 @dataclass(frozen=True, slots=True)
 class ProfileSummary:
-    """Contents of a measured trace: device time by category and by operation. ``negative_events`` end
-    before they start; their time is counted as 0.
+    """Contents of a measured trace: device time by category and by operation. ``negative_events`` is the
+    number of events that end before they start; their time counts as 0.
     """
 
     device: str

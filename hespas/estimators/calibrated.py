@@ -207,8 +207,8 @@ class _FitSelection:
 def _times_of_selection(
     selection: _FitSelection, ops: Operations, index: FitIndex, report: tuple[str, Diagnostics]
 ) -> FloatArray:
-    """Return the time and interval of operations that share one selection of fits, shape (3, ops). ``report``
-    is the location for messages, and the collection of diagnostics.
+    """Return the time and interval of operations that use the same fits, shape ``(3, ops)``. ``report`` is a
+    pair: the location for messages, and the collector of diagnostics.
     """
     beyond = np.stack([doublings_beyond(fit, ops) for fit in selection.fits])
     # The first fit whose sizes cover an operation; the preferred one if none does.

@@ -338,8 +338,8 @@ class Spread(NamedTuple):
 
 
 def widened(times: FloatArray, spread: Spread, count: FloatArray | float = 1.0) -> FloatArray:
-    """Return times with intervals widened by ``count`` times ``spread``. Shape ``(3, ops)``; ``count`` is one
-    number or one per operation.
+    """Return times with intervals that are widened by ``count`` times ``spread``, shape ``(3, ops)``.
+    ``count`` is one number, or one per operation.
     """
     with np.errstate(over="ignore"):  # far beyond the fitted sizes an end may be infinite
         return np.stack(

@@ -125,8 +125,9 @@ class Tuned:
 class _TuningCase:
     """Inputs of NCCL's tuning model, columns of shape ``(ops,)``.
 
-    ``size`` is the whole buffer [bytes]. Rates are in GB/s: ``inside`` of the links of a rank within its
-    node, ``outside`` of all network interfaces of a node (infinite on one node), ``bus`` of a ring.
+    ``size`` is the whole buffer [bytes]. Rates are in GB/s. ``inside`` is the rate of the links of a rank
+    within its node, ``outside`` the rate of all network interfaces of a node (infinite on one node), and
+    ``bus`` the rate of a ring.
     """
 
     ranks: FloatArray
@@ -286,8 +287,8 @@ def sent_share(op: str, ranks: float) -> float:
 
 
 def link_inside(device: Device, per_node: float) -> Link | None:
-    """Return the link that connects ``per_node`` ranks of one node: the first scale-up link whose domain
-    holds all of them, else the host link; None without links.
+    """Return the link that connects ``per_node`` ranks of one node. It is the first scale-up link with at
+    least that many devices in a domain, else the host link; None without links.
     """
     covering = (
         link

@@ -169,8 +169,8 @@ class OperationModel(Protocol):
 
 
 def with_option(model: Estimator, name: str, default: object, value: object) -> Estimator:
-    """Return a copy of the model with the option ``name`` set to ``value``. If the model has no such option,
-    or it differs from ``default`` already, return the model unchanged.
+    """Return a copy of the model with the option ``name`` set to ``value``. Return the model unchanged if it
+    has no such option, or if the option is not at its ``default``.
     """
     candidate: object = model
     absent = object()
@@ -190,10 +190,11 @@ def for_job(model: Estimator, num_ranks: int) -> Estimator:
 
 
 def with_bands(fit: Fit, time_ns: FloatArray, widening: FloatArray | float = 1.0) -> FloatArray:
-    """Return times with the 5 % and 95 % ends of their intervals, by the error bands of a fit. Shape ``(3,
-    ops)`` [ns]; NaN without bands.
+    """Return times with the 5 % and 95 % ends of their intervals, shape ``(3, ops)`` [ns], from the error
+    bands of a fit. Ends are NaN without bands.
 
-    ``widening`` is the exponent by which a band grows beyond the fitted sizes.
+    The ends of the band, as factors on the time, are raised to the power ``widening``, which is above 1
+    beyond the fitted sizes.
     """
     if not fit.bands:
         unknown = np.full(len(time_ns), np.nan)

@@ -154,8 +154,8 @@ class _Lock:
         return True
 
     def _is_stale(self) -> bool:
-        """Return True if the lock was stale (its process ended). The file is then renamed, which only one of
-        several processes can do.
+        """Return True if the process that holds the lock has ended. The lock file is then renamed, which
+        succeeds for only one of several processes.
         """
         aside = self.path.with_name(f"lock.{os.getpid()}.left")
         try:

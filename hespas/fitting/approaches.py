@@ -93,8 +93,8 @@ def content_key(
 
 @dataclass(frozen=True, slots=True)
 class FitMemory:
-    """Folder in which a calibration saves its finished fits, so that an interrupted run continues. Fits are
-    named by :func:`content_key`; unreadable files count as missing.
+    """Folder in which a calibration saves its finished fits, so that an interrupted run can be resumed. Files
+    of fits are named by :func:`content_key`. An unreadable file is treated as missing.
     """
 
     folder: Path

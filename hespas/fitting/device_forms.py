@@ -107,9 +107,9 @@ class ClassRows:
 
 
 def classes_of(measured: Measurements) -> Iterator[ClassRows]:
-    """Yield the classes that have enough rows in ``measured``, in a fixed order.
+    """Yield the classes of operations that have enough rows in ``measured``, in a fixed order.
 
-    The operation is ``*`` for a common fit of several operations.
+    If several operations of a kind have a common fit, the operation of their class is ``*``.
     """
     ops = measured.ops
     # In kinds that are swept over tokens, a layer consists of all rows that differ only in tokens.

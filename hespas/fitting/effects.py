@@ -247,8 +247,8 @@ class CellCorrection:
 
 
 def scale_posterior(posterior: Posterior, prior: FloatArray, share: float) -> Posterior:
-    """Return a posterior with the fraction ``share`` of its correction. ``prior`` are the standard deviations
-    without a correction.
+    """Return a posterior in which only the fraction ``share`` of the correction is applied. ``prior`` are the
+    standard deviations of rows without a correction.
     """
     return Posterior(posterior.mean * share, _mixed_deviation(posterior.deviation, prior, share))
 

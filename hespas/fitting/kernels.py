@@ -309,8 +309,8 @@ def _device_name(table: Measurements, device: Device) -> str:
 def kernels_of_device(
     table: Measurements, device: Device, common: Mapping[KernelName, KernelClass]
 ) -> Mapping[KernelName, KernelClass]:
-    """Return the kernel classes fitted to recordings of a device: all classes in ``common``, and further
-    operations in the recordings.
+    """Return the kernel classes fitted to recordings of a device: one for each class in ``common``, and one
+    for each further operation in the recordings.
     """
     sample = _KernelSample.of([(table, device)])
     names = [(table.ops.kind[row], table.ops.op[row]) for row in range(len(table))]

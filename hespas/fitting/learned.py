@@ -183,8 +183,8 @@ def chosen_form(
 def fit_settings(
     measured: Measurements, form: BoostingForm, *, split: str, groups: int, seed: int
 ) -> FitSettings:
-    """Return the settings of a fit, for its card: the data and the hyperparameters ``form``. The rows are in
-    ``groups`` layers or sizes.
+    """Return the settings of a fit, for its card: the data and the hyperparameters ``form``. ``groups`` is
+    the number of groups (layers or sizes) into which the rows are divided.
     """
     return FitSettings(
         tables=(measured.name,),

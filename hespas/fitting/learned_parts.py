@@ -331,10 +331,10 @@ def grow(
     quantile: float | None = None,
     rising: Sequence[int] = (),
 ) -> Forest:
-    """Fit boosted trees that predict ``target`` from ``table``, with the loss of ``form`` or the pinball loss
-    for a ``quantile``.
+    """Fit boosted trees that predict ``target`` from ``table``. The loss is the loss of ``form``, or the
+    pinball loss if a ``quantile`` is given.
 
-    The prediction never falls when a column in ``rising`` rises.
+    The prediction never decreases when the value of a column in ``rising`` increases.
     """
     try:
         module = import_module("sklearn.ensemble")

@@ -65,8 +65,8 @@ def has_several(table: Measurements, kinds: Sequence[str]) -> bool:
 
 
 def known_variants(ops: Operations, known: set[str]) -> Operations:
-    """Return the operations with unknown variant names removed, so that they use the default variant.
-    ``known`` are the variants that have a fit.
+    """Return the operations without variant names that have no fit, so that these operations use the default
+    variant. ``known`` are the variants that have a fit.
     """
     names = tuple(name if name in known else "" for name in ops.variant.names)
     return replace(ops, variant=Labels(ops.variant.row, names))

@@ -102,8 +102,8 @@ def mapped(
 
 
 def distinct_rows(*columns: NDArray[np.integer]) -> tuple[list[list[int]], IntArray]:
-    """Return the distinct combinations of values in the rows of several columns, sorted, and the index of
-    each row's combination.
+    """Return the distinct combinations of values in the rows of several columns, sorted. Also return for each
+    row the index of its combination.
     """
     first, index = equal_rows(*columns)
     return np.stack([column[first] for column in columns], axis=1).astype(np.int64).tolist(), index

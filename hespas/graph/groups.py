@@ -359,11 +359,12 @@ def compress_groups(rows: IntArray) -> GroupSet:
 
 @dataclass(frozen=True, slots=True)
 class Permutation:
-    """Directed pairs source -> target; a rank is at most once a source and at most once a target.
+    """Pairs of a sending rank (source) and a receiving rank (target). A rank is at most once a source and at
+    most once a target.
 
-    The form is symbolic if every pair shifts one digit by the same step: ``digit`` = (size, stride),
-    ``shift``, and ``wraps`` if the end wraps to the start. Otherwise ``pairs`` lists (source, target), sorted
-    by source.
+    If every pair shifts one digit of the rank by the same step, the form is symbolic: ``digit`` = (size,
+    stride), ``shift``, and ``wraps`` (True if the end wraps to the start). Otherwise ``pairs`` lists (source,
+    target), sorted by source.
     """
 
     num_ranks: int
@@ -506,8 +507,8 @@ def membership_of(
 ) -> GroupMembership:
     """Return the membership of the ranks of a job in one group set. O(ranks).
 
-    Distinct lists of members are added to ``uids`` and ``members``, which all group sets of a job share. A
-    rank that is listed twice belongs to the first group that lists it.
+    ``uids`` and ``members`` are common to all group sets of a job. Groups with a new list of members are
+    added to them. A rank that is listed twice belongs to the first group that lists it.
     """
     if groups.num_ranks > num_ranks + _MAX_ABSENT:
         return GroupMembership(np.full(num_ranks, -1, np.int64), np.empty(0, np.int64), np.empty(0, np.bool_))

@@ -83,8 +83,8 @@ def report_plugin_error(what: str, name: str, sentence: str) -> None:
 class PluginTable:
     """Table of objects that are loaded by name.
 
-    ``what`` is the kind of object in messages (``format``), ``group`` the entry point group of plug-ins, and
-    ``builtin`` the target of each name of this package.
+    ``what`` is the name of their kind in messages (``format``). ``group`` is the entry point group in which
+    other packages register plug-ins. ``builtin`` maps each name of this package to its import target.
     """
 
     what: str

@@ -200,23 +200,26 @@ _UNKNOWN: dict[str, tuple[type[np.generic], float]] = {
 )
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Profile:
-    """Device events as columns of shape ``(events,)``. ``*_row`` columns are rows of ``strings``, whose row 0
-    is the empty text: unknown. :meth:`of` fills in columns that a source omits.
+    """Device events as columns of shape ``(events,)``. Columns in ``_id`` are rows of ``strings``; row 0 is
+    the empty text and means unknown. :meth:`of` fills in columns that a source omits.
 
-    ``op_id`` is the matching key of an event (``hlo_op``, op name) and ``module_id`` the program that
-    defines the key; ``kernel_id`` the kernel; ``category_id`` the profiler's own class of the event;
-    ``host_event`` the row of ``host`` that caused this event (-1 unknown); ``launch_start_ns`` and
-    ``launch_end_ns`` the begin and end of the runtime call that enqueued the event (NaN unknown), on the
-    thread ``launch_thread_id``, named as in ``host``; ``grid_id`` the text ``[[x, y, z],[x, y, z]]`` of
-    launched blocks, and threads per block; ``batch_id`` the program's text about the batch of its step
-    (``execute_32_context_0(...)``); ``shapes_id`` the operand shapes as text; ``dtype_id`` the element
-    types; ``op_class`` the :class:`OpClass` code if the source has it. ``device_index`` indexes ``devices``.
-    ``run`` counts the runs of the step or module (-1 unknown). ``bytes_moved`` is the profiler's number of
-    bytes copied or accessed (NaN unknown). ``repeats`` is the number of runs that a row aggregates,
-    ``spread_ns`` the standard deviation between them (NaN for one run). ``ranges`` are Python functions and
-    user annotations around host operations; ``waits`` are calls in which the host waits for a device,
-    ``steps`` the ranges of steps on the host. ``attachments`` are whole documents of the source: ``hlo/NAME``
-    is the HLO proto of module NAME.
+    * Keys: ``op_id`` is the operation (``hlo_op``, op name), by which events are matched to program nodes.
+      ``module_id`` is the program that defines this key. ``kernel_id`` is the kernel, ``category_id`` the
+      profiler's own class of the event. ``op_class`` is the :class:`OpClass` code if the source has it.
+    * Launch: ``host_event`` is the row in ``host`` of the operation that caused the event (-1 unknown).
+      ``launch_start_ns`` and ``launch_end_ns`` are the times of the runtime call that enqueued the event (NaN
+      unknown), on the thread ``launch_thread_id``. ``grid_id`` is the text ``[[x, y, z],[x, y, z]]`` of
+      launched blocks, and threads per block.
+    * Inputs: ``shapes_id`` has the operand shapes and ``dtype_id`` the element types, as text. ``batch_id``
+      is the program's text about the batch of its step (``execute_32_context_0(...)``).
+    * Runs: ``run`` is the number of the run of the step or module (-1 unknown). ``repeats`` is the number of
+      runs that a row aggregates, ``spread_ns`` the standard deviation between them (NaN for one run).
+    * Others: ``device_index`` is an index in ``devices``. ``bytes_moved`` is the profiler's number of bytes
+      copied or accessed (NaN unknown).
+
+    ``ranges`` are Python functions and user annotations around host operations. ``waits`` are calls in which
+    the host waits for a device. ``steps`` are the ranges of steps on the host. ``attachments`` are whole
+    documents of the source: ``hlo/NAME`` is the HLO proto of module NAME.
     """
 
     name: str

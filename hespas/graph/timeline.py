@@ -72,26 +72,26 @@ WAITS = ("collectives", "messages")
 class Timeline:
     """Schedule of each node of each rank; columns of shape ``(spans,)``. Nodes without duration have no span.
 
-    ``resource`` indexes ``resources`` (``compute``, ``communication``, ``copy``, ``host``). ``critical``
-    marks the spans on the critical path of their rank. ``stream`` distinguishes several streams of one
-    resource (-1: the only one, or unnamed). ``cause`` is the span whose end let this one start (-1: it starts
-    with the step); ``by_resource`` is True if it waited for the resource of that span, and not for its
-    output.
+    ``resource`` is an index in ``resources`` (``compute``, ``communication``, ``copy``, ``host``).
+    ``critical`` is True for spans on the critical path of their rank. ``stream`` distinguishes several
+    streams of one resource (-1: the only one, or unnamed). ``cause`` is the span whose end allowed this one
+    to start (-1: it starts with the step). ``by_resource`` is True if it waited for the resource of that
+    span, and not for its output.
 
-    A span with ``node`` -1 represents ``trips`` iterations of loop ``region`` (a row of the graph's regions,
-    -1 for the span of a node): it ends with the last of them.
+    A span with ``node`` -1 represents ``trips`` iterations of the loop ``region`` and ends with the last of
+    them. ``region`` is a row of the graph's regions (-1 for the span of a node).
 
-    Ranks with equal schedules are shown once: ``shown_by`` is, for each rank, the rank whose spans are also
-    its own. ``finish_ns``, ``exposed_comm_ns`` (communication without concurrent computation) and
-    ``shown_by`` have shape ``(ranks,)``, ``busy_ns`` has ``(ranks, resources)``. The columns after
-    ``exposed_comm_ns`` are optional; their defaults mean unknown (-1, NaN, each rank shown by itself). A rank
-    of the job that was not simulated has NaN throughout and ``shown_by`` -1.
+    Ranks with equal schedules are stored once: ``shown_by`` is, for each rank, the rank whose spans represent
+    it. ``finish_ns``, ``exposed_comm_ns`` (communication without concurrent computation) and ``shown_by``
+    have shape ``(ranks,)``, ``busy_ns`` has ``(ranks, resources)``. The columns after ``exposed_comm_ns`` are
+    optional; their defaults mean unknown (-1, NaN, each rank represents itself). A rank of the job that was
+    not simulated has NaN in all columns and ``shown_by`` -1.
 
-    Communication that starts before the other ranks waits for them: ``wait_ns`` is that time, within the
-    span, and ``awaited`` the span of the last rank to start (-1: none was later). ``exposed_wait_ns``, of
-    shape ``(ranks, len(WAITS))``, is the time of each rank in which it waited and did no work. Waiting is
-    excluded from ``busy_ns`` and ``exposed_comm_ns``. ``interference_ns``, of shape ``(ranks,)``, is the
-    slow-down of concurrent communication and kernels, summed over operations.
+    Communication that starts before the other ranks waits for them. ``wait_ns`` is the time of this wait
+    within the span, and ``awaited`` the span of the last rank to start (-1: no rank started later).
+    ``exposed_wait_ns``, of shape ``(ranks, len(WAITS))``, is the time in which each rank waited and did no
+    work. Waiting is excluded from ``busy_ns`` and ``exposed_comm_ns``. ``interference_ns``, of shape
+    ``(ranks,)``, is the slowdown of concurrent communication and kernels, summed over operations.
     """
 
     resources: tuple[str, ...]

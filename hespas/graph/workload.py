@@ -73,9 +73,10 @@ libraries). Rank classes are separated by semicolons.
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Workload:
-    """Graphs of the rank classes, and the class of each rank of the job (or :data:`ABSENT`), ``(ranks,)``.
+    """Job: the graphs of its rank classes, and ``rank_class``, the class of each rank (or :data:`ABSENT`),
+    shape ``(ranks,)``.
 
-    ``metadata`` holds the source's facts about the job as text (``format``, ``num_partitions``, ...).
+    ``metadata`` has facts about the job from its source, as text (``format``, ``num_partitions``, ...).
     """
 
     name: str

@@ -73,8 +73,8 @@ class FitParameter:
 
 
 class FitError(TomlRow, frozen=True, kw_only=True):
-    """Errors of a fit relative to the measurement, (p - m) / m as fractions, on ``n`` rows of shapes outside
-    of the fit.
+    """Errors of a fit on ``n`` rows of shapes outside of the fit: (prediction - measurement) / measurement,
+    as fractions.
 
     ``before_mape`` is the error of the package's learned models before the device was fitted.
     """

@@ -135,9 +135,10 @@ class Memory(TomlRow, frozen=True, kw_only=True):
 class Link(TomlRow, frozen=True, kw_only=True):
     """One kind of external link of the device.
 
-    ``bandwidth_bytes_per_s`` is one direction, all ``links_per_device`` links together; a single torus link
-    has this divided by ``links_per_device``. ``devices_per_domain`` counts the devices reachable over this
-    kind of link alone (-1: no fixed bound). ``pcie`` is the link to the host, of any type.
+    ``bandwidth_bytes_per_s`` is the rate in one direction, over all ``links_per_device`` links together. A
+    torus divides it by ``links_per_device`` for a single link. ``devices_per_domain`` is the number of
+    devices that are reachable over this kind of link alone (-1: no fixed limit). ``pcie`` is the link to the
+    host, of any type.
     """
 
     name: Text
@@ -424,8 +425,8 @@ _SCALARS = (
 def device_to_toml(device: Device, *, folder: Path | None = None) -> str:
     """Return the text of a device file, with every row on one line.
 
-    Learned models are named relative to ``folder``, the future folder of the file; without one by absolute
-    paths. Raises ``OutputError`` for a model outside of it.
+    Paths of learned models are relative to ``folder``, the future folder of the file. Without ``folder`` they
+    are absolute. Raises ``OutputError`` for a model outside of ``folder``.
     """
     lines = [f"{name} = {scalar(getattr(device, name))}" for name in _SCALARS]
     lines.append(f"aliases = [{', '.join(scalar(alias) for alias in device.aliases)}]")
@@ -453,8 +454,8 @@ def device_to_toml(device: Device, *, folder: Path | None = None) -> str:
 def write_device(device: Device, path: Path | str, *, overwrite: bool = False) -> Path:
     """Write a device file atomically.
 
-    Raises ``OutputError`` if it exists, cannot be written, or would name learned models outside of its
-    folder.
+    Raises ``OutputError`` if the file exists and ``overwrite`` is false, if it cannot be written, or if a
+    learned model of the device is outside of its folder.
     """
     target = Path(path)
     content = device_to_toml(device, folder=target.parent).encode("utf-8")

@@ -164,8 +164,8 @@ def _names_by_fold() -> dict[str, str]:
 
 
 def canonical_name(name: str) -> str:
-    """Return the canonical name of the device that an input file names; empty if no device has the name. Fast
-    for repeated names.
+    """Return the canonical name of the device that an input file names; empty if no device has the name.
+    Results are cached, because tables repeat names.
     """
     return index_folder(DATA_FOLDER).known(name)
 

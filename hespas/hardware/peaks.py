@@ -305,9 +305,11 @@ def _choice(requested: Unit, dtype: str, peak: Peak, products: int, used: Unit) 
 
 
 def energy_pj_per_flop(device: Device, unit: Unit, dtype: str) -> float:
-    """Return picojoules per operation (a multiply and an add are two); NaN if the device file has none.
+    """Return the energy per operation [pJ], where a multiply and an add are two operations; NaN if the device
+    file has none.
 
-    It is the energy of the peak that :func:`peak_for` selects, times the unit's products per operation.
+    It is the energy of the peak that :func:`peak_for` selects, multiplied by the number of operations of the
+    unit per counted FLOP.
     """
     try:
         choice = peak_for(device, unit, dtype)

@@ -206,8 +206,8 @@ class LoopExtrapolation:
         )
 
     def extrapolate(self, loops: Sequence[tuple[int, int]]) -> None:
-        """Replace the later iterations of loops that run together with blocks. Each loop is a position in
-        ``reduced`` and a region; their trip counts are equal.
+        """Replace the later iterations of loops with blocks. The loops run together and have equal trip
+        counts; each is given as the position of its graph in ``reduced`` and its region.
         """
         inside = [_nodes_inside(self.reduced[position], region) for position, region in loops]
         alone = [
@@ -411,8 +411,8 @@ _EQUAL = 1e-9
 
 
 class IterationTimes(NamedTuple):
-    """Times of some iterations of a loop that runs alone on idle streams [ns]. The fields are as in
-    :class:`hespas.simulator.schedule.Block`.
+    """Times of some iterations of a loop that runs alone on idle streams [ns]. The fields have the same
+    meaning as in :class:`hespas.simulator.schedule.Block`.
     """
 
     time_ns: float

@@ -214,10 +214,10 @@ def ranks_of(tasks: Tasks, priority: Priority) -> IntArray | None:
 def causes_of(
     tasks: Tasks, start_ns: FloatArray, end_ns: FloatArray, ran: IntArray
 ) -> tuple[IntArray, BoolArray]:
-    """Return for each task the task whose end allowed it to start, and True if that task only occupied the
-    stream.
+    """Return for each task the task whose end allowed it to start. Also return a mask that is True if that
+    task only occupied the stream.
 
-    A task starts exactly when its cause ends, so equal times identify the cause. A dependency takes
+    A task starts exactly when its cause ends, so the cause is found by equal times. A dependency takes
     precedence over the stream, and the first listed dependency over the others. Only tasks with a stream are
     causes.
     """

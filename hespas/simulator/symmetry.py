@@ -226,7 +226,7 @@ def behave_alike(relations: Relations, start: IntArray, *, both_ways: bool) -> B
 
 
 def indistinguishable(relations: Relations) -> RankKinds:
-    """Return the largest classes of indistinguishable ranks in a job without absent ranks. Has the cost of
+    """Return the largest classes of indistinguishable ranks in a job without absent ranks. The time is as for
     :func:`behave_alike`.
     """
     kind, groups = _refined(relations, relations.rank_class, both_ways=True, counts_members=True)
@@ -306,8 +306,8 @@ def _result(behaviour: IntArray, groups: _Words, num_members: IntArray) -> Behav
 
 
 class _Memberships(NamedTuple):
-    """Memberships of ranks in groups, each listed once, with the group set through which the class of the
-    rank calls the group.
+    """Memberships of ranks in groups, each listed once. It also has the group set through which the class of
+    the rank runs collectives of the group.
     """
 
     group: IntArray

@@ -388,8 +388,8 @@ class _UnitWriter:
         self.copies = copies_of(graph, self.origins, self._turned)
 
     def unit(self, nodes: Sequence[int], *, repeats: bool = False) -> Unit | None:
-        """Return a unit that computes ``nodes``; its results are the results of the last node. Return None if
-        one of the nodes cannot be written.
+        """Return a unit (program to time) that computes ``nodes``. Its results are the results of the last
+        node. Return None if one of the nodes cannot be written as StableHLO.
         """
         writing = _UnitText()
         inside = frozenset(nodes)

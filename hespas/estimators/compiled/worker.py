@@ -164,8 +164,8 @@ def _spent_ns(run: Callable[[int], object], turns: int) -> float:
 
 
 def timing_of(work: LoopTimes, empty: LoopTimes) -> Timing:
-    """Return the time of one iteration of ``work`` less the time of an ``empty`` iteration: median, 5th and
-    95th percentile of the samples.
+    """Return the time of one iteration of ``work`` without the time of an ``empty`` iteration. Times are the
+    median and the 5th and 95th percentile of the samples.
     """
     loop_ns = max(median(empty.samples_ns), 0.0)
     samples = [sample - loop_ns for sample in work.samples_ns]

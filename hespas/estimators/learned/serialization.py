@@ -108,10 +108,10 @@ class NewDeviceInterval(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
 
 
 class Region(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Errors on sizes beyond the fitted ones, measured by leaving out rows in the two largest octaves of any
-    dimension.
+    """Errors of a learned model on sizes beyond the fitted ones. They were measured by leaving out rows in
+    the two largest octaves of any dimension.
 
-    ``widening`` are pairs: octaves beyond the fitted sizes, and the growth of intervals there [log time].
+    ``widening`` lists pairs: octaves beyond the fitted sizes, and the growth of intervals there [log time].
     """
 
     mape: float

@@ -102,8 +102,8 @@ def _sum(column: FloatArray, group: IntArray, groups: int) -> FloatArray:
 
 
 def _between_groups(deps: RaggedArray, group: IntArray, groups: int) -> RaggedArray:
-    """Return the dependencies between nodes of different groups as dependencies of groups, each once, in
-    order of first occurrence.
+    """Return the dependencies between groups: a group depends on another one if one of its nodes does. Each
+    dependency is listed once, in order of first occurrence.
     """
     if not len(deps.values):
         return RaggedArray.empty(groups)

@@ -62,8 +62,8 @@ class AstraRun:
 
 @dataclass(frozen=True, slots=True)
 class RunContext:
-    """Objects that all ranks of a run share: event queue, mailbox, remote memory, and the planner of
-    collectives. ``machines`` returns the state machine of a phase.
+    """Objects that are common to all ranks of a run: event queue, mailbox, remote memory, and the planner of
+    collectives. ``machines`` is a function that returns the state machine of a phase.
     """
 
     queue: EventQueue

@@ -68,8 +68,8 @@ class RankStatistics:
 
     @classmethod
     def of(cls, figures: Sequence[RankFigures], shown_by: IntArray) -> RankStatistics:
-        """Return the figures of all ranks. ``figures`` are the figures of simulated ranks; ``shown_by`` is
-        the index of the one that represents each rank.
+        """Return the figures of all ranks. ``figures`` are the figures of the simulated ranks. ``shown_by``
+        has one entry per rank: the index in ``figures`` of the rank that represents it.
         """
         columns = np.array([row[:8] for row in figures], np.int64).T[:, shown_by]
         averages = [row.roofline for row in figures if row.roofline is not None]

@@ -338,8 +338,8 @@ class JointSimulator:
         return JointResult(job, events, done)
 
     def _common_order(self, sim_rank: RankProgram) -> IntArray | None:
-        """Return the order in which the tasks of the common program start if all ranks are equally fast; None
-        if ranks run different programs.
+        """Return the order in which the tasks of the program start if all ranks run it at the same speed;
+        None if ranks run different programs.
         """
         if self.common_ns is None:
             return None

@@ -379,8 +379,8 @@ class _ValueTracer:
         return len(self.values) - 1
 
     def handed(self) -> list[tuple[int, int]]:
-        """Return pairs of a loop slot and the value that an iteration stores in it for the next one. These
-        values are marked to live to the end of the iteration.
+        """Return pairs of a loop slot and the value that an iteration stores in it for the next one. Also
+        mark these values as live until the end of the iteration.
         """
         handed: list[tuple[int, int]] = []
         for (region, producer), slots in self._slots.items():

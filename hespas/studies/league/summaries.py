@@ -90,8 +90,8 @@ def group_errors(rows: Sequence[EvaluatedRow], calibrate: Calibration) -> Iterat
 
 
 class BaselineErrors(ErrorSizes, frozen=True, kw_only=True):
-    """Errors of a naive baseline. It predicts a constant MFU for each accelerator and number format: the
-    median of the other rows.
+    """Errors of a naive baseline, which predicts each row with the median MFU of other rows of its
+    accelerator and number format.
     """
 
     name: str
@@ -274,8 +274,8 @@ class AcceleratorSpeedup(msgspec.Struct, frozen=True, kw_only=True):
 def speedups(rows: Sequence[EvaluatedRow], calibrate: Calibration) -> Iterator[AcceleratorSpeedup]:
     """Yield the speed-up for every two accelerators on which a source published the same model.
 
-    On each number of accelerators the best throughput is used, because a buyer would choose the best layout
-    on both.
+    For each number of accelerators the best throughput is used, because each accelerator should be compared
+    with its best layout.
     """
     for key, points in _families(
         rows, _SPEEDUP_KEYS, lambda row: (_cell("accelerator")(row), _num_accelerators(row))

@@ -338,8 +338,8 @@ class _RunEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _ParameterEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """Fitted parameter in the JSON document: of an engine, or of one of its deployments (empty: of the
-    engine). ``apart`` is the spread of errors within a deployment.
+    """Fitted parameter in the JSON document. It belongs to one deployment, or to an engine if ``deployment``
+    is empty. The parameter ``apart`` is the spread of errors within a deployment.
     """
 
     stack: str

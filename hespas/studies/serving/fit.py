@@ -31,8 +31,8 @@ __all__ = ["PRIORS", "EngineFit", "fit_engine", "one_point", "point_of"]
 
 @dataclass(frozen=True, slots=True)
 class _Prior:
-    """Prior of a parameter: expected value, standard deviation (``scale``) and bounds. ``scale`` also
-    determines the finite-difference step.
+    """Prior of a parameter: expected value (``at``), standard deviation (``scale``) and bounds. Derivatives
+    are computed with steps in proportion to ``scale``.
     """
 
     at: float

@@ -75,15 +75,15 @@ _SPECULATIVE_RELEASES = frozenset({"1.1.0rc2.post2", "1.2.0rc6.post3"})
 
 
 def has_data_parallel_ranks(precision: str, clients: int) -> bool:
-    """Return True if vLLM ran with data-parallel attention: in 4 bits with 512 clients or more. Only the
-    scripts of MiniMax use it.
+    """Return True if vLLM ran with data-parallel attention: for 4-bit models with 512 clients or more. Only
+    the launch scripts of MiniMax models use this rule.
     """
     return precision == "fp4" and clients >= 512
 
 
 def launch_of(started: ServerStart) -> ServerLaunch:
-    """Return the launch settings that the published scripts give a server. A server without published scripts
-    has the defaults of its engine.
+    """Return the launch settings of a server according to the published scripts. A server without published
+    scripts has the defaults of its engine.
     """
     if not started.is_published or started.engine not in _SCRIPTS:
         if started.engine == "trtllm":
