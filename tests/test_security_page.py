@@ -67,10 +67,10 @@ TESTS: Mapping[str, str] = {
     "Any other entry is used": "tests/estimators/test_result_cache.py:"
     "test_what_is_put_is_got_and_nothing_else",
     "Every input file: programs": _STATED,
-    "Everything in one is data": _PLANTED,
+    "Their content is data": _PLANTED,
     "Programs that an input file names.": _STATED,
-    "An estimator in a grid": _REFUSED,
-    "You permit it with `--allow-programs`": _TYPED,
+    "An estimator in a sweep file": _REFUSED,
+    "Permit it with `--allow-programs`": _TYPED,
     "Paths that an input file names.": _STATED,
     "A path in a key or cell": _PLANTED,
     "Absolute paths, `..` and links": "tests/test_planted_keys.py:"

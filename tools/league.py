@@ -220,8 +220,9 @@ per sequence. Rows that differ in software only count as one layout. *Best in to
 layout is among the two fastest predicted ones. *Right order*: the share of sets of two layouts whose order is
 predicted correctly.
 """
-_ORDERS = ("sets", "best in top two", "sets of three and more", "best in top two", "median tau",
-           "sets of two", "right order")  # fmt: skip
+_ORDERS = ("all sets", "best in top two (all sets)", "sets of three and more",
+           "best in top two (three and more)", "median tau (three and more)", "sets of two",
+           "right order (sets of two)")  # fmt: skip
 
 
 def _orders(leagues: Sequence[League]) -> Iterator[Sequence[str]]:

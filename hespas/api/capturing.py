@@ -244,7 +244,7 @@ _CompileFor = Annotated[
 _Timeout = Annotated[
     float,
     AtLeast(1.0),
-    Option("Limit the time of partitioning [s].", flag="timeout", metavar="S", panel=_PARTITION),
+    Option("Limit the time of partitioning in seconds.", flag="timeout", metavar="S", panel=_PARTITION),
 ]
 _OnUnknown = Annotated[
     Literal["warn", "error"],

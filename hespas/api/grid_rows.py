@@ -187,6 +187,10 @@ def _checked_value(path: Path, key: str, value: object, estimator: str | None, p
     return str(file_in_folder_of(path, value, position)) if is_file else value
 
 
+_DEVICE_COPY, _NETWORK_COPY = "device.toml", "network.yml"
+_SETTING_OF_COPY = {_DEVICE_COPY: "hardware", _NETWORK_COPY: "network_config"}
+
+
 class GridRow(msgspec.Struct, frozen=True, kw_only=True):
     """Simulated row of a grid. ``settings`` are the values of the axes. Times are of the rank that finishes
     last; ``critical_ns`` is the time per operation class on its critical path. If the row could not be
@@ -234,9 +238,10 @@ def grid_row(
                 arguments |= _with_scaled_links(arguments, factor, Path(folder))
             result = simulate(workload, diagnostics=diagnostics, **arguments)
         except HespasError as error:
-            is_temporary = not error.path or error.path.startswith(folder)
-            where = "" if is_temporary else f"{error.path}: "
-            fault = f"{where}{error.message}"
+            path = error.path or ""
+            if path.startswith(folder):  # name the file of the setting, not its copy with scaled links
+                path = str(settings.get(_SETTING_OF_COPY.get(Path(path).name, ""), ""))
+            fault = f"{path}: {error.message}" if path else error.message
             return GridRow(settings=dict(shown), fault=fault, exit_code=exit_code(error))
     timeline = result.timeline
     present = np.flatnonzero(timeline.shown_by >= 0)
@@ -288,7 +293,7 @@ def _with_scaled_links(arguments: Mapping[str, Any], factor: float, folder: Path
         fits = tuple(fit for fit in device.fits if fit.kind != "collective")
         device = replace(device, links=links, own_fits=fits, fits_of="")
         with place_immediately():
-            changed["hardware"] = str(write_device(device, folder / "device.toml"))
+            changed["hardware"] = str(write_device(device, folder / _DEVICE_COPY))
     if "network_config" in arguments:
         network = read_network_config(Path(arguments["network_config"]))
         lists = {
@@ -297,7 +302,7 @@ def _with_scaled_links(arguments: Mapping[str, Any], factor: float, folder: Path
             "bandwidth": tuple(repr(bandwidth * factor) for bandwidth in network.bandwidth_gib_per_s),
             "latency": network.latency_ns,
         }
-        target = folder / "network.yml"
+        target = folder / _NETWORK_COPY
         lines = [f"{key}: [{', '.join(map(str, values))}]\n" for key, values in lists.items()]
         target.write_text("".join(lines), encoding="utf-8")
         changed["network_config"] = target

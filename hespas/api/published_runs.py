@@ -85,7 +85,8 @@ _LeagueTable = Annotated[
 _CalibrateBy = Annotated[
     CalibrateBy,
     Option(
-        "Fit correction factors to no row, to one row per accelerator and source, or to all other groups."
+        "Fit correction factors: none; one-per-accelerator: to one row of each accelerator and source; "
+        "leave-group-out: for each group (source, model, accelerator), to the rows of all other groups."
     ),
 ]
 _Factors = Annotated[

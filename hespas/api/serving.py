@@ -176,13 +176,17 @@ _KvCacheTokens = Annotated[
     NonNegativeInt,
     _number("Set the KV-cache size per replica in tokens (0: all free memory).", _SCHEDULER),
 ]
-_StepOverhead = Annotated[_NonNegative, _number("Set the CPU overhead per step [us].", _HOST, "US")]
-_SequenceUs = Annotated[
-    _NonNegative, _number("Set the CPU overhead per sequence of a step [us].", _HOST, "US")
+_StepOverhead = Annotated[
+    _NonNegative, _number("Set the CPU overhead per step in microseconds.", _HOST, "US")
 ]
-_PromptUs = Annotated[_NonNegative, _number("Set the CPU overhead per prompt of a step [us].", _HOST, "US")]
+_SequenceUs = Annotated[
+    _NonNegative, _number("Set the CPU overhead per sequence of a step in microseconds.", _HOST, "US")
+]
+_PromptUs = Annotated[
+    _NonNegative, _number("Set the CPU overhead per prompt of a step in microseconds.", _HOST, "US")
+]
 _RequestOverhead = Annotated[
-    _NonNegative, _number("Set the fixed latency per request before queueing [ms].", _HOST, "MS")
+    _NonNegative, _number("Set the fixed latency per request before queueing in milliseconds.", _HOST, "MS")
 ]
 
 

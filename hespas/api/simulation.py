@@ -191,7 +191,7 @@ _AstraBin = Annotated[
 _AstraTimeout = Annotated[
     float,
     Option(
-        "Limit the run time of ASTRA-sim [s] (default: 3600).",
+        "Limit the run time of ASTRA-sim in seconds (default: 3600).",
         metavar="SECONDS",
         panel=_ASTRA,
         default_text="",

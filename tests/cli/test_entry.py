@@ -5,12 +5,16 @@ from __future__ import annotations
 import subprocess
 import sys
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import typer
+from typer.testing import CliRunner
 
-from hespas.cli import main, validate
+from hespas.cli import convert, main, validate
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 APPS = {"main": main, "validate": validate}
 
@@ -47,3 +51,27 @@ def test_groups_list_and_find_all_commands(name: str) -> None:
     assert visible == list(APPS[name].COMMANDS)
     assert group.commands.get("no-such-command") is None
     assert all(command.name == word for word, command in group.commands.items())
+
+
+def _command_lines(command: Any, words: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Yield the words and the object of each command below a command."""
+    if not hasattr(command, "commands"):
+        yield words, command
+    for word in getattr(command, "commands", {}):
+        member = command.get_command(None, word)
+        if not member.hidden:
+            yield from _command_lines(member, (*words, word))
+
+
+@pytest.mark.parametrize("module", [main, validate, convert])
+def test_help_shows_the_whole_text_of_each_option(module: Any) -> None:
+    """The renderer takes brackets as markup and drops them."""
+    group: Any = typer.main.get_command(module.app)
+    for words, command in _command_lines(group, ()):
+        done = CliRunner().invoke(module.app, [*words, "--help"], env={"COLUMNS": "900", "TERM": "dumb"})
+        assert done.exit_code == 0, words
+        shown = " ".join(done.output.split())
+        for parameter in command.params:
+            texts = (parameter.help or "").splitlines()
+            missing = [text for text in texts if " ".join(text.split()) not in shown]
+            assert not missing or parameter.hidden, (words, parameter.name)

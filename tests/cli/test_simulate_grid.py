@@ -303,3 +303,10 @@ def test_one_preparation_and_one_default(command: str) -> None:
     low_us = step.interval_ns[0] / 1e3
     expected = f"{step.step_ns / 1e3:,.3f} us per step on H100-SXM (90 % interval: {low_us:,.3f} us to "
     assert done.stdout.startswith(expected), done.stdout
+
+
+def test_a_fault_names_the_file_of_the_setting_with_scaled_links_too() -> None:
+    sweep = api.simulate_grid(SYSTEMS / "what_if.toml", TRACES)
+    faults = {row.fault for row in sweep.rows if row.settings["backend"] == "aware"}
+    [fault] = faults
+    assert fault.startswith(f"{SYSTEMS / 'network.yml'}: ET032")

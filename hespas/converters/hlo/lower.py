@@ -88,7 +88,7 @@ class GraphLowering:
         self.communication = communication
         self.overwritten = OverwrittenOperands(emitter.program)
         self.gate: Gate | None = None
-        self._control = _ControlDeps(self)
+        self._control = _ControlFlow(self)
         self._open_channels: dict[str, int] = {}
         self._handles: set[int] = set()
         self.last = -1
@@ -455,7 +455,7 @@ _NO_BODY = BodyCost()
 _HOST_THREAD = "host"
 
 
-class _ControlDeps:
+class _ControlFlow:
     """Lowering of calls, loops and branches for a :class:`~hespas.converters.hlo.lower.GraphLowering`."""
 
     def __init__(self, lowering: GraphLowering) -> None:
