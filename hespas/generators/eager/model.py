@@ -433,8 +433,8 @@ class EagerLayers:
         ops.linear(rows, model.ffn, model.hidden, bias=False)
 
     def _experts(self) -> None:
-        """Write the experts one after the other: select the tokens of an expert, run its layers on the
-        maximum number of tokens, and scatter the result.
+        """Write the experts one after the other. For each expert, its tokens are selected, its layers run on
+        the maximum number of tokens, and the result is scattered.
         """
         model, ops = self.model, self.ops
         routed, most = (self.rows, model.experts), min(self.rows, self.batch * model.capacity)

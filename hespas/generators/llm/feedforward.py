@@ -49,8 +49,8 @@ def reached_parts(experts: int, chosen: int, parts: int) -> float:
 def dispatch_in_two_levels(
     r: ModelRank, k: KernelWriter, name: str, block: Experts, x: Value, *, back: bool
 ) -> Value:
-    """Add the all-to-alls that send tokens to the ranks of their experts, first between nodes, then inside
-    each node. With ``back``, results return in the reverse order.
+    """Add the all-to-alls that send tokens to the ranks of their experts: first between nodes, then inside
+    each node. If ``back`` is True, add the all-to-alls that return the results, in the reverse order.
     """
     width = block.latent or r.hidden
     levels = [

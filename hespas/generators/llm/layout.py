@@ -197,8 +197,8 @@ class RankGroups:
     def everyone(self) -> StridedGroups:
         """Group of all ranks.
 
-        In a pipeline it is a separate communicator. ASTRA-sim hangs in a collective of its world group if the
-        ranks have issued different numbers of collectives before.
+        In a pipeline it is a separate communicator and not ASTRA-sim's world group: ASTRA-sim hangs in a
+        collective of its world group if the ranks have issued different numbers of collectives before.
         """
         all_ranks = StridedGroups.all_ranks(self.layout.ranks)
         return replace(all_ranks, communicator=1) if self.layout.pp > 1 else all_ranks
@@ -247,8 +247,8 @@ def layers_of_stages(model: Model, layout: Layout) -> tuple[tuple[tuple[int, ...
 
 
 def _uneven(count: int, layout: Layout) -> list[int]:
-    """Return the number of layers of each chunk (virtual stage) if the first and the last stage have another
-    number of layers than the others.
+    """Return the number of layers of each chunk (virtual stage), for layouts whose first or last stage has a
+    different number of layers.
     """
     first, last = layout.layers_first, layout.layers_last
     inner_stages = layout.pp - (first >= 0) - (last >= 0)

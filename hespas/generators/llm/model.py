@@ -67,9 +67,9 @@ class Attention(Bounded):
 class LatentAttention(Bounded):
     """Multi-head latent attention.
 
-    Queries are projected through ``q_lora`` dimensions (0: directly), keys and values through ``kv_lora``. A
-    head has ``nope_dim`` query and key dimensions without rotary embedding, ``rope_dim`` with it, and
-    ``v_dim`` value dimensions. All heads share the rotated key.
+    Queries are projected to ``q_lora`` dimensions first (0: not), keys and values to ``kv_lora`` dimensions.
+    Each head has ``nope_dim`` query and key dimensions without rotary embedding, ``rope_dim`` dimensions with
+    rotary embedding, and ``v_dim`` value dimensions. All heads share the rotated key.
     """
 
     heads: int
@@ -181,7 +181,7 @@ class Model(Bounded):
 def matrix_parameters(block: Block, hidden: int, *, active: bool = False) -> int:
     """Return the number of matrix elements of a block, without biases, norms and convolutions.
 
-    ``active`` counts only the experts that a token uses.
+    If ``active`` is True, only the experts that one token uses are counted.
     """
     match block:
         case Attention(heads=heads, kv_heads=kv_heads, head_dim=head):

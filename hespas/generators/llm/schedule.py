@@ -55,7 +55,7 @@ class PassAction(NamedTuple):
 
 def order_of(name: ScheduleName, layout: Layout, stage: int, micro_batches: int) -> list[PassAction]:
     """Return the passes of a stage in the order of a pipeline schedule. A single stage runs each micro-batch
-    forward and backward. Schedule ``1f1b`` with several virtual stages is the interleaved one.
+    forward and backward in turn. Schedule ``1f1b`` is interleaved 1F1B if there are several virtual stages.
     """
     if layout.pp == 1:
         return [

@@ -123,8 +123,8 @@ class _LatticeNodes:
 def lattice_kernels(step: ServingStep, grids: LatticeGrids) -> ServingLatticeKernels:
     """Return the kernels of one rank at every grid point.
 
-    Raises ``UsageError`` that names a violated layout rule, and ``UnsupportedError`` for pipelines and for
-    models with states instead of a cache.
+    Raises ``UsageError`` with the name of a violated layout rule. Raises ``UnsupportedError`` for pipelines,
+    and for models that have states instead of a KV cache.
     """
     _check_supported(step)
     step.account()
@@ -240,11 +240,10 @@ _CONTEXTS = (1 << 14, 1 << 15)
 
 def cached_tokens(step: ServingStep, memory_bytes: float, *, tokens: int, sequences: int) -> float:
     """Return the KV-cache capacity of a rank: the number of tokens, over all sequences, that fit into
-    ``memory_bytes``.
+    ``memory_bytes`` after weights and working memory.
 
-    Weights and the working memory of steps with up to ``tokens`` tokens and ``sequences`` sequences are
-    subtracted first; the result is 0 or less if these do not fit. Raises ``UnsupportedError`` like
-    :func:`lattice_kernels`.
+    The working memory is for steps with up to ``tokens`` tokens and ``sequences`` sequences. The result is 0
+    or less if there is no memory left for the cache. Raises the errors of :func:`lattice_kernels`.
     """
     _check_supported(step)
 

@@ -426,8 +426,9 @@ class _StageWriter:
         return [] if ports else [node]
 
     def _reduce_layer(self, k: KernelWriter, number: int, done: Value, last: bool) -> None:
-        """Add the reduction of a layer's gradients after its backward pass: with ZeRO-2 and 3 for each
-        micro-batch, otherwise for the last one, if reductions overlap the backward pass.
+        """Add the reduction of a layer's gradients after its backward pass. With ZeRO-2 and ZeRO-3 it is
+        added for each micro-batch. Otherwise it is added for the last micro-batch, if reductions overlap the
+        backward pass.
         """
         if self.layout.zero >= 2 or (last and self.training.overlap.gradients):
             for index, node in enumerate(self._reduce(k, self._weights_of(number), [*k.made, done])):
@@ -563,8 +564,9 @@ class LlmStep:
     def workload(self) -> Workload:
         """Return the step of all ranks.
 
-        The metadata has the bytes of the states, which the step overwrites and which are not values of its
-        graph, and the peak memory of each stage. Raises ``UsageError`` that names a violated layout rule.
+        The metadata has the peak memory of each stage. It also has the bytes of weights, gradients and
+        optimizer state, which the step overwrites and which are not values of its graph. Raises
+        ``UsageError`` with the name of a violated layout rule.
         """
         check_layout(self.model, self.layout, self.training)
         stage_bytes: list[str] = []

@@ -216,8 +216,8 @@ def traffic_of(workload: Workload, mesh: Mesh) -> dict[str, Traffic]:
 
 
 def reachable(graph: OpGraph, nodes: NDArray[np.integer], deps: RaggedArray, *, forward: bool) -> BoolArray:
-    """Return a mask of the nodes that depend on ``nodes`` (``forward``), or on which ``nodes`` depend;
-    ``nodes`` are not included.
+    """Return a mask of the nodes that depend on ``nodes`` (if ``forward``), or on which ``nodes`` depend. The
+    given ``nodes`` are not included.
 
     O(nodes + edges).
     """
@@ -237,8 +237,8 @@ def reachable(graph: OpGraph, nodes: NDArray[np.integer], deps: RaggedArray, *, 
 
 
 def rule_of(name: str, traffic: Traffic) -> Rule | None:
-    """Return the rescaling rule of an axis by its name; None for an unknown name. A data-parallel axis with
-    reduce-scatters has the rule ``shard``.
+    """Return the rescaling rule of an axis by the name of the axis; None for an unknown name. If the traffic
+    of a data-parallel axis has reduce-scatters, the rule is ``shard``.
     """
     rule = _RULES.get(name.lower().rstrip("0123456789"))
     return "shard" if rule == "data" and traffic.kinds & set(GROWS) else rule

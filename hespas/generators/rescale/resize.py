@@ -96,10 +96,10 @@ class Rescale:
     others: tuple[Workload, ...] = field(default=(), repr=False)
 
     def __call__(self, workload: Workload, diagnostics: Diagnostics) -> Workload:
-        """Return the rescaled workload. Time and memory grow with the rank classes, plus a few bytes per
-        rank.
+        """Return the rescaled workload. Time and memory grow with the number of rank classes, plus a few
+        bytes per rank.
 
-        Raises ``UnsupportedError`` for changes that cannot be proved.
+        Raises ``UnsupportedError`` for changes that do not follow with certainty from the traces.
         """
         if workload.metadata.get(WHOLE_JOB):
             raise UnsupportedError(

@@ -73,8 +73,9 @@ def check_finished(ranks: Sequence[AstraRank], diagnostics: Diagnostics) -> None
 
 
 def deadlocked_nodes(ranks: Sequence[AstraRank]) -> list[DeadlockedNode]:
-    """Return the nodes that never end: nodes that were issued, nodes that wait for a slot occupied by an
-    issued node, and one node of each rank that has issued none.
+    """Return the nodes that never end, for the error message. They are the nodes that were issued, and the
+    nodes that wait for a slot that an issued node occupies. For a rank that has issued no node, they include
+    one of its nodes.
     """
     by_rank = {rank.trace.rank: rank for rank in ranks}
     nodes: list[DeadlockedNode] = []

@@ -113,8 +113,8 @@ class StepTime:
 
 
 def simulated_step(timed: TimedRun, diagnostics: Diagnostics, simulator: Simulator | None = None) -> StepTime:
-    """Simulate the step of a run (:func:`hespas.simulator.simulate`) and return its time by component.
-    O(nodes of few microbatches).
+    """Simulate the step of a run (:func:`hespas.simulator.simulate`) and return its time by component. To
+    save time, only a few microbatches are simulated: O(nodes of few microbatches).
     """
 
     def simulation(micro_batches: int) -> Simulation:

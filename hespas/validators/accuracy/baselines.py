@@ -175,10 +175,12 @@ class FittingRows:
                 out[1][rows] = self._predicted(fit_class, rows)
 
     def _predicted(self, fit: BoolArray, rows: BoolArray) -> FloatArray:
-        """Return the times of ``rows`` by a line fitted to each distinct shape of ``fit`` once.
+        """Return the times of ``rows``, predicted by a line that is fitted to each distinct shape of ``fit``
+        once.
 
-        The line minimises the sum of soft absolute errors of the logarithm: a factor of two too long is as
-        bad as half, and outliers do not count by their square. Frequent shapes do not count more.
+        The line minimises the sum of soft absolute errors of the logarithm. A prediction that is two times
+        too long counts as much as one that is half as long. Outliers do not count by their square, and
+        frequent shapes do not count more.
         """
         numbers = np.flatnonzero(fit)
         if len(numbers) > MOST_FITTED:

@@ -93,9 +93,9 @@ class FigureChange:
 class Comparison:
     """Differences of two accuracy reports.
 
-    ``only_base`` and ``only_new`` name the figures that only one report has. ``base_sources`` and
-    ``new_sources`` are the sources that only one report has. If there are any, the errors over all sources
-    are errors of different work and cannot be compared.
+    ``only_base`` and ``only_new`` are the names of figures that only one report has. ``base_sources`` and
+    ``new_sources`` are the sources that only one report has. If there are such sources, the errors over all
+    sources cannot be compared, because they are errors of different work.
     """
 
     base: str

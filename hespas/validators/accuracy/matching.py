@@ -490,9 +490,9 @@ def _results(graph: OpGraph, node: int) -> list[tuple[str, tuple[int, ...]]]:
 
 
 def check_program(workload: Workload, profile: Profile, diagnostics: Diagnostics) -> None:
-    """Warn if matched modules of ``profile`` differ from the program in devices or in matmul FLOPs.
+    """Warn if modules of ``profile`` differ from the program in the number of devices or in matmul FLOPs.
 
-    All modules of ``profile`` must be matched with the program. O(modules read).
+    All modules of ``profile`` must be matched with the program before. O(modules read).
     """
     for row in np.unique(profile.module_id).tolist():
         module = profile.strings[row]

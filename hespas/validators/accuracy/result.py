@@ -53,10 +53,11 @@ class SummaryRow:
 class EndToEnd:
     """Predicted and measured time of one step.
 
-    ``basis`` is ``span`` (simulated step and time from first start to last end), ``busy`` (simulated step and
-    time during which the device works), or ``sum of operations`` (sum of the predictions and sum of the
-    measured times of the same cases, as means over their runs). ``coverage`` is the share of the source's
-    device time that the estimator covers; ``steps`` is the number of steps in a sum (NaN: unknown).
+    ``basis`` is one of three. ``span``: the simulated step, and the time from the first start to the last
+    end. ``busy``: the simulated step, and the time during which the device works. ``sum of operations``: the
+    sum of the predictions, and the sum of the measured times of the same cases (means over their runs).
+    ``coverage`` is the share of the source's device time that the estimator covers. ``steps`` is the number
+    of steps in a sum (NaN: unknown).
     """
 
     workload: str
@@ -85,9 +86,9 @@ class EndToEnd:
 class Contribution:
     """Contribution of the cases of one shape to the error of a source.
 
-    ``share`` is signed and relative to the measured time of the source. ``instructions`` and ``operations``
-    are numbers for the first of the ``count`` cases: its compiled instructions, and the program operations
-    that they carry out.
+    ``share`` is the error of these cases over the measured time of the source, with its sign. For the first
+    of the ``count`` cases, ``instructions`` is the number of its compiled instructions, and ``operations``
+    the number of program operations that they carry out.
     """
 
     source: str
@@ -170,8 +171,9 @@ class Thresholds:
 class Accuracy:
     """Result of a comparison of estimators with measurements.
 
-    ``noise`` is by hardware. ``coverage``, ``joins`` (operations that each instruction carries out, for
-    sources matched with a program), ``steps`` and ``programs`` (simulated programs) are by source.
+    ``noise`` has an entry per hardware. ``coverage``, ``joins``, ``steps`` and ``programs`` have an entry per
+    source. ``joins`` are the operations that each instruction carries out, for sources matched with a
+    program. ``programs`` are the simulated programs.
     """
 
     inputs: tuple[str, ...]

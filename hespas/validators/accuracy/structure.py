@@ -85,11 +85,12 @@ def join_by_structure(
     known: tuple[ProgramSizes | None, set[str]],
     diagnostics: Diagnostics,
 ) -> tuple[list[EventKey], set[str]]:
-    """Match the unmatched ``keys`` of modules that the profile contains, by structure.
+    """Match the unmatched ``keys`` of modules that the profile contains, by structure (types, operands and
+    users).
 
-    ``known`` has the sizes that the program declares, and modules that are known to be other programs.
-    Returns all keys, and the modules that turn out to be other programs; diagnostics report both. Raises
-    nothing: a module that cannot be read counts as absent.
+    ``known`` is a pair: the sizes that the program declares, and modules that are other programs. Return all
+    keys, and the modules that are found to be other programs; both are reported to ``diagnostics``. A module
+    that cannot be read is treated as absent and raises no error.
     """
     sizes, others = known
     joined_keys = list(keys)
@@ -260,12 +261,14 @@ def by_structure(graph: OpGraph, leaves: Leaves, sizes: ProgramSizes | None = No
 
 
 def _group_both(program: _StructureSide, module: _StructureSide, devices: int, *, is_global: bool) -> None:
-    """Put members of both sides into common groups, in several levels of similarity of their result types.
+    """Put members of both sides into common groups by the similarity of their result types, in several
+    levels.
 
-    The levels are: equal types; equal numbers of elements (another type or order); and, in a module for
-    several devices, a share of the elements. After each level, groups are split as long as both sides have
-    the same parts. ``is_global``: the program is not partitioned. Then only the last level is used, because
-    equal types would be chance, and partitioning changes operands and users too much for a comparison.
+    First, members with equal types are grouped, then members with equal numbers of elements (another type or
+    order). In a module for several devices, members with a share of the elements follow. After each level,
+    groups are split as long as both sides have the same subsets. If the program is not partitioned
+    (``is_global``), only the last level is used, because types are then equal only by chance, and
+    partitioning changes operands and users too much for a comparison.
     """
 
     last = 0

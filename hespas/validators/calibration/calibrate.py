@@ -205,7 +205,8 @@ def _fit_or_refuse(
 
 
 def _earlier_models(device: Device, new: Sequence[LearnedModel]) -> tuple[LearnedModel, ...]:
-    """Return the models in the device's file that still cover an operation class that no new model covers.
+    """Return the models in the device's file that are still needed, because they cover an operation class
+    that no new model covers.
 
     An earlier model is renamed if a new model has its name.
     """

@@ -49,8 +49,8 @@ def run_traces(workload: Workload, options: AstraOptions, diagnostics: Diagnosti
 
 
 def stated_costs(graph: OpGraph) -> StatedCosts:
-    """Return the costs in the form in which a Chakra trace of the graph states them. Traces that Hespas
-    writes state a count of 0 as 1.
+    """Return the costs of a graph as its Chakra trace states them. In traces that Hespas writes, a count of 0
+    is stated as 1.
     """
     no_flops, no_bytes = raised_counts(graph)
     return StatedCosts(

@@ -40,11 +40,11 @@ MessageKey = Hashable
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NodeProgram:
-    """Graph as plain lists for sequential loops. Nodes are numbered by position, in ascending order of their
-    ids.
+    """Graph as plain lists, which are fast in sequential loops. Nodes are numbered by position, in ascending
+    order of their ids.
 
-    ``node`` is the node at each position. ``slot`` is the slot that a node which does not communicate
-    occupies. ``num_deps`` is its number of dependencies; its dependents are ``targets[bounds[position] :
+    ``node`` is the node at each position. ``slot`` is the slot that a node without communication occupies.
+    ``num_deps`` is its number of dependencies. The nodes that depend on it are ``targets[bounds[position] :
     bounds[position + 1]]``.
     """
 
@@ -154,9 +154,9 @@ def replay(
 ) -> ReplayOutcome:
     """Run all tasks until no node can proceed. O(nodes log nodes).
 
-    A collective on a channel completes when ``needed[channel]`` tasks have arrived. If this is more than the
-    number of its tasks, it never completes. Every communication takes ``comm_ns``. Without ``use_durations``
-    every computation takes 1 ns.
+    A collective on a channel (process group) completes when ``needed[channel]`` tasks have arrived. It never
+    completes if fewer tasks than that run on the channel. Every communication takes ``comm_ns``. If
+    ``use_durations`` is False, every computation takes 1 ns.
     """
     channels = _Channels(needed, comm_ns)
     ranks = [_ReplayRank(number, task, channels, use_durations) for number, task in enumerate(tasks)]

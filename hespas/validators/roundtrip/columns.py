@@ -173,8 +173,8 @@ def _attributes(graph: OpGraph) -> Counter[tuple[int, str, bytes]]:
 
 
 def _common_nodes(before: OpGraph, after: OpGraph) -> tuple[ColumnResult, OpGraph, OpGraph]:
-    """Return the result for nodes, and both graphs. If their numbers of nodes differ, the graphs are reduced
-    to common nodes in the same order.
+    """Return the comparison of the numbers of nodes, and both graphs. If the numbers differ, the graphs are
+    reduced to their common nodes, in the same order.
     """
     if len(before) == len(after):
         return _result("nodes", len(before), 0), before, after

@@ -329,9 +329,10 @@ def waterfalls_of(result: Accuracy, estimators: Sequence[str], names: NameTable)
 
 
 def measured_lanes(profile: Profile, names: NameTable) -> SpanLanes | None:
-    """Return the run of median duration, with one lane per rank and stream; None without events. O(n log n).
+    """Return the spans of the run with the median duration, with one lane per rank and stream; None without
+    events. O(n log n).
 
-    If events have no run numbers, all of them are shown.
+    If events have no run numbers, all events are shown.
     """
     rows: IntArray = np.arange(len(profile))
     inside = np.flatnonzero(profile.run >= 0)

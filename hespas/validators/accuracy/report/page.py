@@ -178,10 +178,10 @@ def accuracy_html(
 ) -> str:
     """Return the HTML page. It loads nothing from the network, and names from files are plain text in it.
 
-    ``provenance`` defaults to :func:`provenance_of` the inputs; it is needed if a user's file describes a
-    device. ``profiles`` and ``timeline`` are drawn as timelines; ``program`` has the names of the nodes in
-    ``timeline``. If there are too many cases, the page shows a selection and reports it; it stays below 8 MB.
-    Raises ``MissingExtraError`` without plotly.
+    ``provenance`` defaults to the result of :func:`provenance_of` for the inputs; it must be given if a
+    user's file describes a device. ``profiles`` and ``timeline`` are drawn as timelines; ``program`` has the
+    names of the nodes in ``timeline``. If there are too many cases, the page shows a selection and reports
+    it; it stays below 8 MB. Raises ``MissingExtraError`` without plotly.
     """
     plotly = plotly_script()
     if provenance is None:
