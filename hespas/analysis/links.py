@@ -107,7 +107,7 @@ def network_utilization(
             diagnostics.warning(
                 "simulate.links",
                 row.dimension,
-                "concurrent transfers exceed its bandwidth: each is timed as if it ran alone",
+                "concurrent transfers exceed the bandwidth: each transfer is timed as if it ran alone",
                 count=int(over.sum()),
             )
     return NetworkUtilization(

@@ -230,7 +230,9 @@ _Graph = Annotated[
 _Trace = Annotated[
     str | Path | Value,
     Option(
-        "Recorded run of it: profile, execution trace or Chakra trace.", metavar="TRACE", is_argument=True
+        "Recorded run of the program: profile, execution trace or Chakra trace.",
+        metavar="TRACE",
+        is_argument=True,
     ),
 ]
 _ReadingGraph = Annotated[ReadOptions | None, OptionsOf(("num_devices",))]

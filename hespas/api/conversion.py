@@ -514,7 +514,7 @@ def _ranks_to_write(workload: Workload, ranks: range | None) -> range:
             f"`ranks={ranks.start}-{ranks.stop - 1}`: the input lacks {len(ranks) - available} of them; "
             f"it holds {workload.num_available} of the job's {workload.num_ranks} ranks (the first is "
             f"rank {int(workload.present[0])})",
-            hint="choose among these, or give the whole set",
+            hint="choose ranks of the input, or give the traces of all ranks",
         )
     return ranks
 

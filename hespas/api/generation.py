@@ -163,7 +163,8 @@ class GenerationResult(Result):
 
 _Measure = Annotated[bool, Option("Print nodes, bytes, FLOPs and memory; write nothing.", flag="dry-run")]
 _Hardware = Annotated[
-    str | None, hardware_option("Also simulate the step on this device, and compare its memory.")
+    str | None,
+    hardware_option("Also simulate the step on this device, and compare its peak memory with the device's."),
 ]
 _System = Annotated[
     str | Path | System | None,

@@ -128,7 +128,10 @@ _Lora = Annotated[NonNegativeInt, _degree("Train LoRA adapters of this rank (0: 
 _Framework = Annotated[Style, Option("Model the kernels of this framework.", panel=_FRAMEWORK)]
 _Launch = Annotated[
     Launch,
-    Option("Launch kernels one by one, partly in CUDA graphs, or the whole step as one.", panel=_FRAMEWORK),
+    Option(
+        "Launch kernels one by one, partly in CUDA graphs, or the whole step as one CUDA graph.",
+        panel=_FRAMEWORK,
+    ),
 ]
 _Overlap = Annotated[
     str,

@@ -142,7 +142,8 @@ def read_grid(path: Path, source: Path | None = None, estimator: str | None = No
                 _checked_value(path, key, item, estimator, f"{key}[{index}]") for index, item in items
             )
             if not values or len(set(values)) < len(values):
-                fault = "lists a value twice" if values else "lists nothing"
+                repeated = next((clipped(repr(value)) for value in values if values.count(value) > 1), "")
+                fault = f"lists {repeated} twice" if values else "has an empty list"
                 raise FormatError(f"{key} {fault}", path=str(path), position=key, hint=_EXAMPLE)
             axes[key] = values
         else:

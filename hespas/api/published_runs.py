@@ -332,7 +332,9 @@ def validate_serving(
     )
 
     if table is None and recorded is None:
-        raise UsageError("nothing to evaluate", hint="name runs (`table`), or recorded ones (`recorded`)")
+        raise UsageError(
+            "no runs to evaluate", hint="give a table of runs (`table`), or recorded requests (`recorded`)"
+        )
     sink = diagnostics if diagnostics is not None else Diagnostics()
     errors, replays = ServingErrors(calibrate=calibrate, rows=()), list["RunReplay"]()
     if table is not None:

@@ -67,7 +67,7 @@ def requests_of(spelling: str | Path) -> Requests:
         first, last = arrival[order[0]].item(), arrival[order[-1]].item()
         if not last - first <= _MAX_SPAN_S:
             raise FormatError(
-                f"the request arrives {last - first:g} s after the first one, beyond the limit",
+                f"the request arrives {last - first:g} s after the first one, more than {_MAX_SPAN_S:,.0f} s",
                 path=str(log), position=f"row {order[-1]}",
                 hint=f"write arrivals in seconds, the last at most {_MAX_SPAN_S:,.0f} after the first",
             )  # fmt: skip

@@ -318,7 +318,7 @@ def _read_tables(paths: Sequence[_Path], progress: _Progress | None) -> list[Mea
         if progress:
             progress(done, len(paths))
         if path in paths[:done]:
-            raise UsageError("is given twice", path=str(path))
+            raise UsageError("is given twice", path=str(path), hint="give each table once")
         tables.append(read_measurements(path))
     return tables
 
@@ -423,7 +423,10 @@ _FittedSplit = Annotated[
 _Test = Literal["shape", "recording", "op", "hardware"]
 _HeldOut = Annotated[
     _Test | Sequence[_Test] | None,
-    Option("Hold out units of this kind to test the fits; repeatable (default: shape)."),
+    Option(
+        "Test the fits by leaving out one shape, recording, op or hardware at a time; repeatable "
+        "(default: shape)."
+    ),
 ]
 _Date = Annotated[str, Option("Set the date in the file (default: today).", metavar="YYYY-MM-DD")]
 

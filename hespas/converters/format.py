@@ -339,7 +339,7 @@ def warn_of_whole_job(workload: Workload, form: str, path: Path, diagnostics: Di
         diagnostics.warning(
             f"{form}.global-program",
             workload.name,
-            f"it comes from a program that is sharded over {parts[:20]} partitions but not partitioned: "
+            f"the program of the workload is sharded over {parts[:20]} partitions but not partitioned: "
             "shapes and costs cover the whole job and are counted on each device",
             path=str(path),
         )

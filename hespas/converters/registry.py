@@ -218,7 +218,11 @@ def find_format(path: Path, name: str | None, *, workload: bool = False) -> Form
     if workload and not name and chosen.as_workload:
         chosen = load_format(chosen.as_workload)
     if chosen.read is None:
-        raise UsageError(f"format {chosen.name!r} can be written, not read", path=str(path))
+        raise UsageError(
+            f"format {chosen.name!r} can only be written",
+            path=str(path),
+            hint="choose a format that can be read: hespas-convert --list-formats",
+        )
     return chosen
 
 

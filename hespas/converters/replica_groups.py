@@ -84,7 +84,7 @@ def dense_groups(rows: IntArray) -> GroupSet | None:
     if not padded.any():
         return compress_groups(rows)
     if (padded[:, :-1] & ~padded[:, 1:]).any():
-        raise ValueError("padding -1 precedes an id")
+        raise ValueError("the padding value -1 precedes an id")
     members = [row[row != _PADDING].tolist() for row in rows]
     sizes = {len(row) for row in members}
     if len(sizes) == 1:
@@ -122,7 +122,8 @@ def mesh_groups(
         while reached < pre * size:
             position = places.get((axis, reached))
             if position is None or position in chosen:
-                raise ValueError("axes of a group overlap or lie outside the mesh")
+                fault = "lies outside the mesh" if position is None else "is in the group twice"
+                raise ValueError(f"sub-axis ({pre}){size} of axis {axis} {fault}")
             chosen.append(position)
             reached *= sizes[position]
     groups = StridedGroups.from_mesh(sizes, chosen)
@@ -179,7 +180,9 @@ def normalise_groups(
 
 def _check_listed(count: int) -> None:
     if count > _MAX_LISTED:
-        raise ValueError(f"ids of all replicas and partitions are {count:,} (limit {_MAX_LISTED:,})")
+        raise ValueError(
+            f"groups over all replicas and partitions list {count:,} ids (limit {_MAX_LISTED:,})"
+        )
 
 
 def check_groups(groups: GroupSet, num_ids: int) -> None:

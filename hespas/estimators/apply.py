@@ -88,7 +88,7 @@ def _lacks_tf32(metadata: Mapping[str, str], device: Device) -> bool:
 
 def warn_of_tf32(metadata: Mapping[str, str], device: Device, where: str, diagnostics: Diagnostics) -> None:
     """Warn about a step generated for TF32 products on a GPU without TF32 units: they run in IEEE f32."""
-    message = f"{device.name} has no TF32 units: products run in IEEE f32"
+    message = f"{device.name} has no TF32 units: matmuls run in IEEE f32"
     diagnostics.warning("estimate.no-units", where, message, count=int(_lacks_tf32(metadata, device)))
 
 
@@ -130,7 +130,7 @@ def _in_own_types(graph: OpGraph, device: Device, diagnostics: Diagnostics) -> O
         diagnostics.warning(
             "estimate.no-units",
             graph.name,
-            f"{device.name} has no matrix units for {name}: estimated as products in {wider}, to which "
+            f"{device.name} has no matrix units for {name}: estimated as matmuls in {wider}, to which "
             "operands are converted",
             count=int((of_type & nodes).sum()),
         )
@@ -139,9 +139,9 @@ def _in_own_types(graph: OpGraph, device: Device, diagnostics: Diagnostics) -> O
     lhs, rhs = (np.where(change, wider_codes[column], column) for column in (table.lhs, table.rhs))
     f32, rounds = dtype("f32").code, _rounds_to_tf32(device)
     plain = (lhs == f32) & (rhs == f32) & (table.products == 1) & (device.kind == "gpu")
-    message = "products of f32 run on TF32 units, as XLA and PyTorch's allow_tf32 let them"
+    message = "matmuls of f32 run on TF32 units, as XLA and PyTorch's allow_tf32 let them"
     diagnostics.info("estimate.tf32", graph.name, message, count=int((plain & ~change & rounds).sum()))
-    message = "products of f32 that may round to TF32 run in IEEE f32: the device file lists no faster units"
+    message = "matmuls of f32 that may round to TF32 run in IEEE f32: the device file lists no faster units"
     full = plain & (change | (not rounds))
     diagnostics.info("estimate.ieee-f32", graph.name, message, count=int((full & ~change).sum()))
     if not changes and not full.any():
@@ -186,7 +186,7 @@ def _as_written(graph: OpGraph, device: Device, diagnostics: Diagnostics) -> OpG
     diagnostics.warning(
         "estimate.widened",
         graph.name,
-        f"products of narrow values that were widened to f32 for a CPU are estimated on {device.name} as "
+        f"matmuls of narrow values that were widened to f32 for a CPU are estimated on {device.name} as "
         "what they were, without the conversions around them",
         count=int(wide.sum()),
     )

@@ -65,7 +65,9 @@ class Calibrated:
             selection = index.select(kind, op, scheme, variant) or self._carried_over(device, labels)
             location = f"{device.name} {' '.join(label for label in labels if label)}"
             if selection is None or (not self.chip_wide and selection.assumed[0] == "calibrated.chip-wide"):
-                findings.warning("calibrated.not-covered", location, "no fit covers it", count=len(rows))
+                findings.warning(
+                    "calibrated.not-covered", location, "no fit covers the operations", count=len(rows)
+                )
                 continue
             code, text = selection.assumed
             if code:

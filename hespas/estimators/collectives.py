@@ -203,7 +203,10 @@ class Collectives:
                 continue
             times[:, rows] = self._of_class(labels, ops.take(rows), device, cache, findings)
         findings.info(
-            "collectives.no-collective", device.name, "operations that are not collectives", count=others
+            "collectives.no-collective",
+            device.name,
+            "operations that are not collectives have no estimate",
+            count=others,
         )
         return Prediction.of(self.name, times[0], times[1], times[2])
 

@@ -104,14 +104,14 @@ def _report(
         findings.warning(
             "compiler.none",
             graph.name,
-            "states no cycles: only programs that XLA compiled for TPUs do (`compile_for=tpu:v5e:2x4`)",
+            "the program states no cycles: only programs compiled for TPUs do (`compile_for=tpu:v5e:2x4`)",
         )
         return
     if no_clock:
         findings.warning(
             "compiler.no-clock",
             device.name,
-            "its file states no clock to convert cycles: set `clock_ghz` of the estimator",
+            "the device file states no clock to convert cycles: set `clock_ghz` of the estimator",
             count=figures,
         )
         return

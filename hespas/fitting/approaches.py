@@ -314,7 +314,10 @@ class CalibratedFits:
         """
         results = [self.fit(rows, others.devices[name], f"on {name}") for name, rows in others.rows.items()]
         if not results:
-            raise UsageError("no table has rows of another device to predict from")
+            raise UsageError(
+                "no table has rows of another device, from which this device could be predicted",
+                hint="add a table of another device",
+            )
         combined: list[CasePrediction] = []
         for table in tables:
             predictions = [

@@ -245,7 +245,10 @@ def rows_for(
     available = set(device_names()) if files is None else set(files)
     used = [name for name in measured.hardware.used() if name in available]
     if not used:
-        raise UsageError(f"{part.name}: no row is of a known device")
+        raise UsageError(
+            f"{part.name}: no row is of a device that has a hardware file",
+            hint=f"use one of the devices {', '.join(list(available)[:8])}",
+        )
     devices = {name: named_device(name) if files is None else files[name] for name in used}
     measured = measured.take(np.sort(measured.hardware.where(*used)))
     family = FAMILIES[part.kinds[0]]

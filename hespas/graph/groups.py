@@ -12,6 +12,7 @@ Two process groups of the same ranks match their collectives separately, so they
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from math import prod
@@ -387,10 +388,13 @@ class Permutation:
         """
         ordered = tuple(sorted(pairs))
         sources, targets = [pair[0] for pair in ordered], [pair[1] for pair in ordered]
-        if len(set(sources)) < len(sources) or len(set(targets)) < len(targets):
-            raise ValueError("a rank is twice a source or twice a target")
-        if any(not 0 <= rank < num_ranks for pair in ordered for rank in pair):
-            raise ValueError(f"a rank is outside 0..{num_ranks - 1}")
+        for role, ranks in (("source", sources), ("target", targets)):
+            if len(set(ranks)) < len(ranks):
+                repeated = next(rank for rank, count in Counter(ranks).items() if count > 1)
+                raise ValueError(f"rank {repeated} is the {role} of two pairs")
+        outside = next((rank for pair in ordered for rank in pair if not 0 <= rank < num_ranks), None)
+        if outside is not None:
+            raise ValueError(f"rank {outside} is outside 0..{num_ranks - 1}")
         return _symbolic(ordered, num_ranks) or cls(num_ranks, pairs=ordered)
 
     def target_of(self, rank: int) -> int:

@@ -15,6 +15,8 @@ __all__ = ["JaxMesh", "Mesh", "axes_of", "axis_of_shift"]
 
 _MAX_DEVICES = 1 << 24
 """Limit on the number of devices; a larger number is a mistake."""
+_EXAMPLE = "data=64,model=8"
+_EXAMPLE_MAPPING = "{'data': 64, 'model': 8}"
 
 
 class JaxMesh(Protocol):
@@ -39,14 +41,21 @@ class Mesh:
 
     def __post_init__(self) -> None:
         if len(self.names) != len(self.sizes):
-            raise UsageError("a mesh has a size for each axis: for example data=64,model=8")
+            raise UsageError(
+                f"mesh: {len(self.names)} axes but {len(self.sizes)} sizes", hint=f"write {_EXAMPLE}"
+            )
         if len(set(self.names)) != len(self.names):
-            raise UsageError(f"mesh {self}: an axis is named twice; give every axis its own name")
+            repeated = next(name for name in self.names if self.names.count(name) > 1)
+            raise UsageError(f"mesh {self}: axis {repeated} is named twice", hint="name each axis once")
         if min(self.sizes, default=1) < 1:
-            raise UsageError(f"mesh {self}: the size of an axis must be 1 or more")
+            axis = self.names[self.sizes.index(min(self.sizes))]
+            raise UsageError(
+                f"mesh {self}: the size of axis {axis} is {min(self.sizes)}", hint="use sizes of 1 or more"
+            )
         if self.num_devices > _MAX_DEVICES:
             raise UsageError(
-                f"mesh {self}: {self.num_devices:,} devices exceed the limit of {_MAX_DEVICES:,}"
+                f"mesh {self}: {self.num_devices:,} devices exceed the limit of {_MAX_DEVICES:,}",
+                hint="use smaller sizes",
             )
 
     def __str__(self) -> str:
@@ -66,26 +75,24 @@ class Mesh:
             for part in axes.split(","):
                 name, equals, text = (piece.strip() for piece in part.partition("="))
                 if not name or not equals or not text.isascii() or not text.isdigit() or len(text) > 9:
-                    raise UsageError(
-                        f"mesh: {part[:40]!r} is not AXIS=N; a mesh is written as data=64,model=8"
-                    )
+                    raise UsageError(f"mesh: {part[:40]!r} is not AXIS=N", hint=f"write {_EXAMPLE}")
                 names.append(name)
                 sizes.append(int(text))
             return cls(tuple(names), tuple(sizes))
         shape: object = axes if isinstance(axes, Mapping) else getattr(axes, "shape", None)
         if not isinstance(shape, Mapping):
             type_name = type(axes).__name__
-            raise UsageError(f"mesh: {type_name} is not a mesh; give {{'data': 64, 'model': 8}}, for example")
+            raise UsageError(f"mesh: {type_name} is not a mesh", hint=f"pass {_EXAMPLE_MAPPING}")
         size_of = dict[str, int]()
         for axis, size in cast("Mapping[object, object]", shape).items():
             if not isinstance(axis, str) or not isinstance(size, SupportsIndex) or isinstance(size, bool):
                 raise UsageError(
-                    f"mesh: {axis!r}: {size!r} is not an axis; an axis has a name and a whole number of "
-                    "devices"
+                    f"mesh: {axis!r}: {size!r} is not a name and a whole number of devices",
+                    hint=f"pass {_EXAMPLE_MAPPING}",
                 )
             size_of[axis] = index(size)
         if not size_of:
-            raise UsageError("a mesh has at least one axis: for example data=64,model=8")
+            raise UsageError("mesh: no axis is given", hint=f"write {_EXAMPLE}")
         return cls(tuple(size_of), tuple(size_of.values()))
 
     @property

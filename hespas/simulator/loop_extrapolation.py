@@ -463,7 +463,7 @@ def _rest_of_loop(run: _Run, loop: OpGraph, region: int, diagnostics: Diagnostic
         diagnostics.warning(
             "simulate.loop-not-steady",
             loop.name,
-            f"a loop of {trips:,} iterations has no period within {seen + period}: their mean is used",
+            f"a loop of {trips:,} iterations has no period within {seen + period}: the mean of these is used",
         )
     growth = _minus(run(seen + period), run(seen))
     start = run(seen + (trips - seen) % period)

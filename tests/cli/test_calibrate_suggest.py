@@ -130,7 +130,7 @@ def test_the_function_does_what_the_command_does(tmp_path: Path) -> None:
             "--out names the same file as an input",
         ),
         (["--suggest", "9", "--json", "shapes.csv"], 2, "same file"),
-        (["--suggest", "9999999"], 2, "ask for fewer"),
+        (["--suggest", "9999999"], 2, "suggest fewer shapes"),
         (["--kind", "matmul"], 2, "add --suggest N"),
     ],
 )

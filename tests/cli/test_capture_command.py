@@ -238,7 +238,11 @@ def test_a_mesh_of_jax_and_partial_functions_are_taken_as_they_are() -> None:
         ),
         (["broken:step", "--mesh", "data=4"], 2, "nothing_of_this_name"),
         (["train:predict", "--mesh", "data=4"], 2, "takes w, x, but their types are not given"),
-        (["train:predict", "--mesh", "data=4", "--args", "f32[64,128]@rows"], 2, "but the mesh axes are"),
+        (
+            ["train:predict", "--mesh", "data=4", "--args", "f32[64,128]@rows"],
+            2,
+            "but the mesh has the axes data",
+        ),
         (["train:predict", "--mesh", "data=4", "--args", "g32[64,128]"], 2, "no number format 'g32'"),
         (["train:predict", "--mesh", "data=4", "--args", "f32[2,3]; f32[2,3]"], 2, "tracing predict fails"),
         (["train:predict", "--mesh", "data=4", "--args", "f32[2,3]; f32[4,2]"], 2, "has a sharding over"),

@@ -182,8 +182,8 @@ def test_systems_and_their_links(mode: str, tmp_path: Path) -> None:
     ("text", "told"),
     [
         ("device = ['H100-SXM']", "unknown axis 'device'"),
-        ("hardware = []", "hardware lists nothing"),
-        ("hardware = ['A100', 'A100']", "hardware lists a value twice"),
+        ("hardware = []", "hardware has an empty list"),
+        ("hardware = ['A100', 'A100']", "hardware lists 'A100' twice"),
         ("mode = ['fast']", "mode has the value 'fast'"),
         ("link_bandwidth = [0]", "link_bandwidth has the value 0"),
         ("link_bandwidth = [1e-308]", "write a factor from 1e-9 to 1e9"),

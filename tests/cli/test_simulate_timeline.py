@@ -253,7 +253,7 @@ def test_what_is_read_is_not_replaced(tmp_path: Path) -> None:
 def test_a_timeline_of_another_workload_leaves_no_file(tmp_path: Path) -> None:
     timeline, _ = simulated_step()
     for name in ("t.json", "t.csv"):
-        with pytest.raises(UsageError, match="does not have"):
+        with pytest.raises(UsageError, match="the timeline has"):
             api.write_timeline(timeline, simulated()[1], tmp_path / name)
     assert list(tmp_path.iterdir()) == []
 

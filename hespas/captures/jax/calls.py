@@ -205,7 +205,9 @@ def _abstract_array(jax: ModuleType, argument: ArrayArgument, mesh: Any) -> obje
     for name in (name for axes in argument.axes or () for name in axes):
         if name not in axis_names:
             raise UsageError(
-                f"an argument is split over {name!r}, but the mesh axes are {sorted(axis_names)}"
+                f"an argument is split over axis {name!r}, but the mesh has the axes "
+                f"{', '.join(sorted(axis_names))}",
+                hint="split the argument over an axis of the mesh, or add the axis to `mesh`",
             )
     try:
         dtype = jax.numpy.dtype(argument.dtype)

@@ -75,7 +75,10 @@ def lower(
         raise MissingExtraError("capturing a program of JAX", "jax") from error
     unknown = set(explicit) - set(mesh.names)
     if unknown:
-        raise UsageError(f"`explicit`: the mesh {mesh} has no axis {', '.join(sorted(unknown))}")
+        raise UsageError(
+            f"`explicit`: the mesh {mesh} has no axis {', '.join(sorted(unknown))}",
+            hint=f"name some of the axes {', '.join(mesh.names)}",
+        )
     axis_type = jax.sharding.AxisType
     axis_types = tuple(axis_type.Explicit if name in explicit else axis_type.Auto for name in mesh.names)
     abstract = jax.sharding.AbstractMesh(mesh.sizes, mesh.names, axis_types=axis_types)

@@ -65,7 +65,7 @@ def capture_torch(
     function fails (its own error is the cause).
     """
     if tensors not in {"fake", "real"}:
-        raise UsageError(f"tensors: {tensors!r} is neither fake nor real")
+        raise UsageError(f"unknown kind of tensors {tensors!r}", hint="use fake or real")
     if compiled and tensors != "real":
         raise UsageError("compiled graphs need real tensors", hint="add `real_tensors`")
     diagnostics = Diagnostics() if diagnostics is None else diagnostics

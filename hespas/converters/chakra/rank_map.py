@@ -246,13 +246,17 @@ def read_rank_map(folder: Path, ranks: Sequence[int]) -> RankMap | None:
             fits = fits and all(groups.rows)
         if not fits:
             raise _wrong(
-                path, f"group set {number} has a rank twice, an empty group, or ranks outside the job"
+                path,
+                f"group set {number} is invalid: it has a repeated rank, an empty group, or a rank outside "
+                f"0..{count - 1}",
             )
     for number, way in enumerate(ways):
         if not 0 < way.num_ranks <= count:
             raise _wrong(path, f"permutation {number} has {way.num_ranks:,} ranks, but the job has {count:,}")
         if abs(way.shift) > count:
-            raise _wrong(path, f"permutation {number} shifts by more than the {count:,} ranks of the job")
+            raise _wrong(
+                path, f"permutation {number} shifts by {way.shift:,}, but the job has {count:,} ranks"
+            )
     return RankMap(path, document, rank_class, sets, ways)
 
 
@@ -266,9 +270,9 @@ def _classes(document: RankMapDocument, ranks: Sequence[int], path: Path) -> Lon
     if others := sorted(set(ranks) - set(listed)):
         raise _wrong(path, f"the file of rank {others[0]} exists, but does not represent any rank")
     if sorted(set(listed)) != listed or not listed:
-        raise _wrong(path, "classes are not listed exactly once each, by rank")
+        raise _wrong(path, f"the list of classes is not in ascending order of ranks: {listed[:8]}")
     if len(document.representative) != document.num_ranks:
-        raise _wrong(path, f"it lists representatives of {len(document.representative):,} ranks, "
+        raise _wrong(path, f"the map lists representatives of {len(document.representative):,} ranks, "
                            f"but the job has {document.num_ranks:,}")  # fmt: skip
     try:
         stands = np.array(document.representative, np.int64)
@@ -280,8 +284,9 @@ def _classes(document: RankMapDocument, ranks: Sequence[int], path: Path) -> Lon
     if wrong.any():
         rank = int(np.flatnonzero(wrong)[0])
         raise _wrong(path, f"rank {int(stands[rank])} represents rank {rank} but is not a class")
-    if max(listed) >= len(stands) or (stands[class_ranks] != class_ranks).any():
-        raise _wrong(path, "a rank with a file does not represent itself")
+    other = next((rank for rank in listed if rank >= len(stands) or stands[rank] != rank), None)
+    if other is not None:
+        raise _wrong(path, f"rank {other} has a file, but does not represent itself")
     return np.where(stands == ABSENT, ABSENT, class_index)
 
 

@@ -230,7 +230,10 @@ def _directory(path: Path, form: TraceForm, options: ReadOptions, faults: Faults
         ranks = {rank: file for rank, file in ranks.items() if rank < missing[0]}
     if not ranks:
         raise FormatError(
-            "the file of rank 0 is missing", code="ET022", path=str(path), hint="copy the set again"
+            "the file of rank 0 is missing",
+            code="ET022",
+            path=str(path),
+            hint="copy the files of all ranks again",
         )
     return _JobFiles(form, name, tuple(sorted(ranks.items())), groups, data, is_directory=True)
 

@@ -195,7 +195,9 @@ def _pictures(value: Value, options: WriteOptions, diagnostics: Diagnostics) -> 
     for graph in (picture.graph for picture in pictures):
         findings = diagnostics.about(graph.name, "drawing")
         findings.info("left-out", "attributes of the format are not drawn", len(graph.extra))
-        findings.info("contractions", "sizes of contractions are not drawn", len(graph.contractions))
+        findings.info(
+            "contractions", "sizes of matmuls and convolutions are not drawn", len(graph.contractions)
+        )
     return pictures
 
 

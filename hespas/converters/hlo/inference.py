@@ -221,7 +221,8 @@ def _bitcast_convert(op: TypedInstruction) -> Shape:
     if not before or not after:
         return op.stated()
     if max(before, after) % min(before, after):
-        raise ValueError(f"expected types whose bits divide, found {given.element} and {wanted.element}")
+        found = f"{given.element} ({before} bits) and {wanted.element} ({after} bits)"
+        raise ValueError(f"expected one width to be a multiple of the other, found {found}")
     dims = given.dims
     if before > after:
         dims = (*dims, before // after)
@@ -277,7 +278,10 @@ def _contracted(op: TypedInstruction) -> _Contracted:
         batch = listed(op, f"{name}_batch_dims", len(array.dims))
         contracting = listed(op, f"{name}_contracting_dims", len(array.dims))
         if set(batch) & set(contracting):
-            raise ValueError(f"expected {name} batch and contracting dimensions to be different ones")
+            raise ValueError(
+                f"expected {name} batch and contracting dimensions without a common one, found {batch} and "
+                f"{contracting}"
+            )
         sides.append((batch, contracting))
     for index, name in enumerate(("batch", "contracting")):
         ours, theirs = sides[0][index], sides[1][index]
@@ -355,7 +359,8 @@ def _windowed(extent: int, dim: WindowDim) -> int:
     if extent == DYNAMIC:
         return DYNAMIC
     if dim.size < 1 or dim.stride < 1 or dim.lhs_dilation < 1 or dim.rhs_dilation < 1:
-        raise ValueError("expected a window of positive sizes, strides and dilations")
+        found = f"size {dim.size}, stride {dim.stride}, dilations {dim.lhs_dilation} and {dim.rhs_dilation}"
+        raise ValueError(f"expected window sizes, strides and dilations of at least 1, found {found}")
     base = (extent - 1) * dim.lhs_dilation + 1 if extent else 0
     padded = base + dim.pad_low + dim.pad_high
     size = (dim.size - 1) * dim.rhs_dilation + 1
@@ -396,7 +401,10 @@ def _convolution(op: TypedInstruction) -> Shape:
         raise ValueError(f"expected a window of {len(spatial[0])} dimensions, found {len(window_dims)}")
     groups, batches = op.number("feature_group_count", 1), op.number("batch_group_count", 1)
     if groups < 1 or batches < 1 or (groups > 1 and batches > 1):
-        raise ValueError(f"expected groups of features or of batches, found {groups} and {batches}")
+        raise ValueError(
+            "expected feature_group_count and batch_group_count of at least 1, one of them 1, found "
+            f"{groups} and {batches}"
+        )
     features, depth = source.dims[taken["f"]], kernel.dims[weights["i"]]
     output, batch = kernel.dims[weights["o"]], source.dims[taken["b"]]
     fits = DYNAMIC in (features, depth) or features == depth * groups
@@ -440,7 +448,7 @@ def _halves(op: TypedInstruction) -> tuple[list[ArrayShape], tuple[Shape, ...]]:
     """
     body, count = op.callee("to_apply"), len(op.operands)
     if count % 2 or not count:
-        raise ValueError(f"expected values and as many initial values, found {count} operands")
+        raise ValueError(f"expected pairs of values and initial values, found {count} operands")
     half = count // 2
     values = [op.array(index) for index in range(half)]
     for other in values[1:]:

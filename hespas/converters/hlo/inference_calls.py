@@ -101,7 +101,9 @@ def _conditional(op: TypedInstruction) -> Shape:
     if "branch_computations" not in op.attributes:
         keys = [("true_computation", 0), ("false_computation", 0)]
     if len(keys) != len(op.operands) - 1:
-        raise ValueError(f"expected an operand for each of {len(keys)} branches")
+        raise ValueError(
+            f"expected an operand for each of {len(keys)} branches, found {len(op.operands) - 1}"
+        )
     branches = [op.callee(key, number) for key, number in keys]
     for number, branch in enumerate(branches):
         _check_arguments(branch, op.operands[number + 1 : number + 2], f"branch {number}")
@@ -226,7 +228,9 @@ def _finished(op: TypedInstruction) -> Shape:
     """
     elements = op.operands[0].elements
     if elements is None or len(elements) < 2:
-        raise ValueError(f"expected what a start makes, found {shown_shape(op.operands[0])}")
+        raise ValueError(
+            f"expected the tuple that a start operation returns, found {shown_shape(op.operands[0])}"
+        )
     return elements[1]
 
 
@@ -249,14 +253,14 @@ def _handle(op: TypedInstruction) -> Shape:
 def _recv(op: TypedInstruction) -> Shape:
     elements = op.stated().elements
     if not elements:
-        raise ValueError(f"expected data, a number and a token, found {shown_shape(op.stated())}")
+        raise ValueError(f"expected a tuple of data, handle and token, found {shown_shape(op.stated())}")
     return tuple_of((elements[0], _handle(op), _TOKEN))
 
 
 def _recv_done(op: TypedInstruction) -> Shape:
     elements = op.operands[0].elements
     if not elements:
-        raise ValueError(f"expected what a receive makes, found {shown_shape(op.operands[0])}")
+        raise ValueError(f"expected the tuple that a recv returns, found {shown_shape(op.operands[0])}")
     return tuple_of((elements[0], _TOKEN))
 
 

@@ -83,7 +83,9 @@ def _transpose(op: TypedInstruction) -> Shape:
     given = op.array(0)
     order = op.ints("dimensions")
     if sorted(order) != list(range(len(given.dims))):
-        raise ValueError(f"expected dimensions to permute {len(given.dims)} of them, found {order}")
+        raise ValueError(
+            f"expected dimensions to be a permutation of 0..{len(given.dims) - 1}, found {order}"
+        )
     return with_dims(given, [given.dims[dim] for dim in order])
 
 

@@ -271,7 +271,7 @@ class GraphLowering:
     def _element(self, frame: LoweringFrame, index: int) -> None:
         operands = frame.computation.operands[index]
         if len(operands) != 1:
-            raise self.program.error(frame.computation, index, "expected one operand")
+            raise self.program.error(frame.computation, index, f"expected one operand, found {len(operands)}")
         number = self.element_index(frame, index)
         elements = self.program.shapes[frame.computation.shapes[operands[0]]].elements
         if elements is None or not 0 <= number < len(elements):
@@ -513,7 +513,10 @@ class _ControlFlow:
         """
         computation = frame.computation
         if len(computation.operands[index]) != 1:
-            raise self.program.error(computation, index, "expected one operand, the loop state")
+            found = len(computation.operands[index])
+            raise self.program.error(
+                computation, index, f"expected one operand, the loop state, found {found}"
+            )
         condition = self.program.callee(computation, index, "condition")
         body = self.program.callee(computation, index, "body")
         trips = loop_trips(self.program.module, computation, index, condition, body)
@@ -564,7 +567,10 @@ class _ControlFlow:
         operands = computation.operands[index]
         if not branches or len(operands) != len(branches) + 1:
             raise self.program.error(
-                computation, index, "expected a predicate and one operand for each branch"
+                computation,
+                index,
+                f"expected a predicate and one operand for each of {len(branches)} branches, found "
+                f"{len(operands)} operands",
             )
         bodies = [self.lowering.bodies.costs.get(branch.name, _NO_BODY) for branch in branches]
         taken = max(range(len(branches)), key=lambda number: bodies[number].about_ns)

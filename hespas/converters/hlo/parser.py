@@ -203,7 +203,7 @@ class _HloParser:
         too deep.
         """
         if self.depth >= _MAX_NESTED:
-            raise self.source.error(position, f"at most {_MAX_NESTED} operands or bodies inside one another")
+            raise self.source.error(position, f"operands and bodies nested at most {_MAX_NESTED} deep")
         self.depth += 1
         result = read(position)
         self.depth -= 1
@@ -254,7 +254,7 @@ class _HloParser:
         if not text.startswith("{", cursor):
             raise source.error(cursor, f"'{{' to open the computation {shown(name)}")
         if name in self.reserved:
-            raise source.error(position, f"a name no other computation has, not {shown(name)} again")
+            raise source.error(position, f"a unique name: computation {shown(name)} exists already")
         self.reserved[name] = None
         computation = Computation(name, position)
         cursor = self._body(computation, cursor + 1)
@@ -266,7 +266,9 @@ class _HloParser:
         computation.thread = unquote(attributes.get("execution_thread", ""))
         self.computations[name] = computation
         if entry and self.entry is not None:
-            raise source.error(position, f"one ENTRY computation, which {shown(self.entry.name)} is already")
+            raise source.error(
+                position, f"one ENTRY computation: {shown(self.entry.name)} is marked ENTRY already"
+            )
         if entry:
             self.entry = computation
         return computation, cursor
@@ -340,7 +342,9 @@ class _HloParser:
                 )
             if payload in computation.parameters:
                 raise source.error(
-                    position, f"another number, as another is parameter({payload})", _PARAMETER_HINT
+                    position,
+                    f"a unique parameter number: parameter({payload}) exists already",
+                    _PARAMETER_HINT,
                 )
             computation.parameters[payload] = len(computation)
         attributes: dict[str, str] = {}
@@ -355,7 +359,7 @@ class _HloParser:
             self._check_literal(row, *literal)
         number = len(computation)
         if numbers.setdefault(name, number) != number:
-            raise source.error(named_at, f"a name no other instruction has, not {shown(name)} again")
+            raise source.error(named_at, f"a unique name: instruction {shown(name)} exists already")
         computation.names.append(name)
         computation.opcodes.append(what)
         computation.shapes.append(row)

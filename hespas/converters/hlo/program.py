@@ -209,7 +209,7 @@ class HloProgram:
         except (IndexError, ValueError, KeyError, OverflowError, ZeroDivisionError) as error:
             what = str(error) if isinstance(error, ValueError) else ""
             raise self.error(
-                computation, index, what or "expected operands and attributes that fit the operation"
+                computation, index, what or f"expected operands and attributes of a {opcode}"
             ) from error
         # Subtract the bytes that stay on the chip, unless nothing else is left.
         if self._is_tiled and cost.op_class is not OpClass.COLLECTIVE:

@@ -165,14 +165,20 @@ def recorded_steps_of(attachments: Mapping[str, bytes], name: str) -> RecordedSt
     except (msgspec.DecodeError, RecursionError) as error:
         raise _malformed(name, str(error)) from error
     times = [*steps.span_ns, *steps.busy_ns]
-    if not steps.span_ns or len(steps.span_ns) != len(steps.busy_ns) or not 0 <= steps.inside <= 1:
-        raise _malformed(name, "spans, busy times and the share inside steps are inconsistent")
+    if not steps.span_ns or len(steps.span_ns) != len(steps.busy_ns):
+        counts = f"{len(steps.span_ns)} lengths of steps and {len(steps.busy_ns)} busy times"
+        raise _malformed(name, f"{counts}, expected one of each per step")
+    if not 0 <= steps.inside <= 1:
+        raise _malformed(name, f"the share of work inside steps is {steps.inside:g}, expected 0 to 1")
     if steps.period_ns != -1:
         times.append(steps.period_ns)
-    if not all(0 <= time_ns <= _LONGEST_NS for time_ns in times):
-        raise _malformed(name, "a time is negative or too long")
-    if any(busy > span for span, busy in zip(steps.span_ns, steps.busy_ns, strict=True)):
-        raise _malformed(name, "the busy time of a step exceeds its length")
+    wrong = next((time_ns for time_ns in times if not 0 <= time_ns <= _LONGEST_NS), None)
+    if wrong is not None:
+        raise _malformed(name, f"a time is {wrong:g} ns, expected 0 to {_LONGEST_NS:g}")
+    for number, (span, busy) in enumerate(zip(steps.span_ns, steps.busy_ns, strict=True)):
+        if busy > span:
+            fact = f"busy for {busy:g} ns, longer than its {span:g} ns"
+            raise _malformed(name, f"step {number} is {fact}")
     return steps
 
 

@@ -309,16 +309,16 @@ class _ColumnChecks:
             if rows not in {0, nodes}:
                 raise self._error(f"{name} has {rows} rows, expected {nodes}", f"field {name!r}")
         for table, dtypes in TABLE_DTYPES.items():
-            if len({len(flat[f"{table}.{name}"]) for name in dtypes}) > 1:
-                raise self._error(
-                    f"the columns of {table} differ in length", f"field '{table}.{next(iter(dtypes))}'"
-                )
+            first, *others = (f"{table}.{name}" for name in dtypes)
+            for other in others:
+                self._same(other, len(flat[other]), first)
         self._same("types.dims", len(self.columns.ragged["types.dims"].offsets) - 1, "types.dtype")
         self._same("extra.value", len(self.columns.binary["extra.value"].offsets) - 1, "extra.node")
         names, contents = (self.columns.binary[f"attachments.{part}"].offsets for part in ("name", "content"))
         if len(names) != len(contents):
             raise self._error(
-                "attachments differ in number of names and contents", "field 'attachments.name'"
+                f"attachments have {len(names) - 1} names and {len(contents) - 1} contents",
+                "field 'attachments.name'",
             )
 
     def _same(self, name: str, rows: int, other: str) -> None:
@@ -375,16 +375,23 @@ class _ColumnChecks:
         flat = self.columns.flat
         for name in _SORTED:
             whole = flat[name].astype(np.int64, copy=False)
-            if bool((whole[1:] < whole[:-1]).any()):
-                raise self._error(f"{name} is not sorted", f"field {name!r}")
+            falls = np.flatnonzero(whole[1:] < whole[:-1])
+            if len(falls):
+                row = int(falls[0]) + 1
+                text = f"{name} is not sorted: {whole[row]} follows {whole[row - 1]}"
+                raise self._error(text, f"field {name!r}, row {row}")
         for table in ("collectives", "p2p"):
-            owners = flat[f"{table}.node"]
-            if len(np.unique(owners)) < len(owners):
-                raise self._error(f"a node has two rows in {table}", f"field '{table}.node'")
+            owners, counts = np.unique(flat[f"{table}.node"], return_counts=True)
+            if bool((counts > 1).any()):
+                node = int(owners[np.argmax(counts > 1)])
+                raise self._error(f"node {node} has two rows in {table}", f"field '{table}.node'")
         parent = flat["regions.parent"].astype(np.int64)
         wrong = np.flatnonzero((parent < -1) | (parent >= np.arange(len(parent))))
         if len(wrong):
-            raise self._error(f"region {int(wrong[0])} precedes its parent", "field 'regions.parent'")
+            raise self._error(
+                f"region {int(wrong[0])} has parent {int(parent[wrong[0]])}, expected an earlier one",
+                "field 'regions.parent'",
+            )
 
     def texts(self) -> None:
         strings = self.columns.binary["strings"]
@@ -392,7 +399,7 @@ class _ColumnChecks:
             raise self._error("row 0 of strings is not empty", "field 'strings'")
         row = _first_bad_text(strings)
         if row >= 0:
-            raise self._error("strings are not UTF-8", position=f"field 'strings', row {row}")
+            raise self._error("the string is not UTF-8", position=f"field 'strings', row {row}")
 
     def _error(self, message: str, position: str) -> FormatError:
         return FormatError(message, path=self.path, position=position, hint=_REWRITE_HINT)

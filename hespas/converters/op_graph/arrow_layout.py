@@ -353,7 +353,9 @@ class ArrowSource:
 
     def _full(self, array: pa.Array[Any], spec: ColumnSpec) -> pa.Array[Any]:
         if array.null_count:
-            raise self._unlike("nulls", f"field {spec.name!r}")
+            raise self._unlike(
+                f"the field has {array.null_count} nulls, expected none", f"field {spec.name!r}"
+            )
         return array
 
     def _items(self, array: pa.Array[Any], spec: ColumnSpec) -> pa.Array[Any]:
@@ -363,7 +365,7 @@ class ArrowSource:
         first, last = _offsets(array).tolist()
         items = _values(array)
         if (first, last) != (0, len(items)):
-            raise self._unlike("items outside its list", f"field {spec.name!r}")
+            raise self._unlike("the field has items outside of its list", f"field {spec.name!r}")
         return self._full(items, spec)
 
 

@@ -479,10 +479,12 @@ def _parsed_rows(value: GroupRows) -> GroupSet:
     dims = _numbers(match["dims"])
     order = _numbers(match["order"]) if match["order"] else tuple(range(len(dims)))
     groups, size, base = int(match["groups"]), int(match["size"]), int(match["base"] or 0)
-    if prod(dims) != groups * size or sorted(order) != list(range(len(dims))) or groups * size < 1:
+    if prod(dims) != groups * size or groups * size < 1:
         raise ValueError(
-            f"{_shown(value)}: the product of the dimensions is not the number of ranks in all groups"
+            f"{_shown(value)} has {groups} groups of {size}, but its dimensions multiply to {prod(dims)}"
         )
+    if sorted(order) != list(range(len(dims))):
+        raise ValueError(f"{_shown(value)}: T(...) is not a permutation of {len(dims)} dimensions")
     if base + groups * size > MAX_DEVICES:
         raise ValueError(f"{_shown(value)} names ranks past {MAX_DEVICES:,}, the limit")
     strided = _cut(dims, order, groups, size, base)
@@ -490,7 +492,10 @@ def _parsed_rows(value: GroupRows) -> GroupSet:
         return strided
     # Any other iota may have to be listed, so its length is bounded.
     if groups * size > _MAX_LISTED:
-        raise ValueError(f"an iota over {list(dims)} that cuts through a dimension is too long to list")
+        raise ValueError(
+            f"{_shown(value)} splits a dimension, so its {groups * size:,} ranks are listed, more than the "
+            f"limit of {_MAX_LISTED:,}"
+        )
     group_set = StridedGroups.from_iota(groups, size, dims, order)
     if isinstance(group_set, StridedGroups):
         return StridedGroups(group_set.group_digits, group_set.member_digits, base)
@@ -537,11 +542,14 @@ def parse_permutation(spec: PermutationSpec) -> Permutation:
     a list.
     """
     if (spec.pairs is None) == (spec.digit is None):
-        raise ValueError("a permutation has either a digit or pairs")
+        found = "neither" if spec.pairs is None else "both"
+        raise ValueError(f"a permutation needs either digit or pairs, and this one has {found}")
     if spec.pairs is not None:
         Permutation.from_pairs(spec.pairs, spec.ranks)  # checks ranks and that none is named twice
         return Permutation(spec.ranks, pairs=tuple(sorted(spec.pairs)))
     size, stride = spec.digit or (1, 1)
     if size < 1 or stride < 1 or spec.ranks % (size * stride):
-        raise ValueError(f"digit [{size}, {stride}] does not fit {spec.ranks} ranks")
+        raise ValueError(
+            f"digit [{size}, {stride}]: {spec.ranks} ranks are not a multiple of {size} x {stride}"
+        )
     return Permutation(spec.ranks, (size, stride), spec.shift, spec.wraps)

@@ -114,7 +114,8 @@ class NodeColumns:
         texts, types = self._texts, self._types
         identity = number if node.id is None else node.id
         if max(identity, *node.deps, *node.control_deps, 0) > _MAX_ID:
-            raise ValueError("a node id is past 2**64 - 1")
+            largest = max(identity, *node.deps, *node.control_deps)
+            raise ValueError(f"node id {largest} is larger than 2**64 - 1")
         if not node.region < self._regions:
             raise ValueError(f"region {node.region} does not exist; there are {self._regions}")
         kind, op_class = inferred_kind(
@@ -180,7 +181,8 @@ class NodeColumns:
         if len(rows) and int(rows.max()) >= self._regions:
             raise ValueError(f"carried names region {int(rows.max())}; there are {self._regions}")
         if any(max(carried_row) > _MAX_ID for carried_row in self._fields.carried):
-            raise ValueError("carried names a node id past 2**64 - 1")
+            largest = max(map(max, self._fields.carried))
+            raise ValueError(f"carried names node id {largest}, which is larger than 2**64 - 1")
         consumers = lookup.numbers(
             np.array([carried_row[2] for carried_row in self._fields.carried], np.uint64), None
         )
@@ -427,7 +429,7 @@ class _SideTables:
             )
         else:
             if entry.group_set is not None:
-                raise ValueError("a collective has either group_set or groups")
+                raise ValueError("this collective has both group_set and groups: give only one")
             groups = parse_groups(entry.groups)
             if isinstance(groups, ExplicitGroups) and groups.group_size > 0:
                 groups = compress_groups(np.array(groups.rows, np.int64))

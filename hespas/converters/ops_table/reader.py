@@ -456,7 +456,8 @@ class _TableColumns:
         texts = [text or "" for text in encoded.dictionary.to_pylist()]
         strings = [text for text in texts if isinstance(text, str)]
         if len(strings) < len(texts):
-            raise self._refused(name, "holds values that are not texts")
+            other = next(text for text in texts if not isinstance(text, str))
+            raise self._refused(name, f"holds {str(other)[:40]!r}, which is not a text")
         if max(map(len, strings), default=0) > _MOST_CHARACTERS:
             raise self._refused(name, f"holds a text of more than {_MOST_CHARACTERS:,} characters")
         rows = np.array([self.strings.add(self._read(text)) for text in strings] or [0], np.int32)
@@ -466,8 +467,9 @@ class _TableColumns:
     def _wholes(self, name: str, numbers: FloatArray) -> IntArray:
         """Convert whole numbers that were read as floats; -1 for missing or negative ones."""
         present = numbers[~np.isnan(numbers)]
-        if (present != np.floor(present)).any() or (np.abs(present) >= 2**53).any():
-            raise self._refused(name, "holds numbers that are not whole")
+        wrong = present[(present != np.floor(present)) | (np.abs(present) >= 2**53)]
+        if len(wrong):
+            raise self._refused(name, f"holds {wrong[0]:.17g}, expected whole numbers below 2**53")
         return np.maximum(np.nan_to_num(numbers, nan=-1.0), -1).astype(np.int64)
 
     def _refused(self, name: str, what: str) -> FormatError:

@@ -220,7 +220,7 @@ def _nodes(
             ) from error
         if not (0 <= node.id <= _LARGEST and 0 <= node.parent <= _LARGEST):
             raise FormatError(
-                "the id of an operation does not fit 63 bits",
+                f"id {node.id} or parent {node.parent} of an operation does not fit 63 bits",
                 path=path,
                 position=f"nodes[{index}]",
                 hint="export the trace again",

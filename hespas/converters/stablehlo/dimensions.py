@@ -149,7 +149,7 @@ def _extent(dimension: _SymbolicDimension, dims: Mapping[str, int]) -> int:
         )
     if not 0 <= extent < _MOST_EXTENT:
         raise UsageError(
-            f"extent {position} is {quoted(expression, 60)} = {extent:,}, which is out of range",
+            f"extent {position} is {quoted(expression, 60)} = {extent:,}, expected 0 to {_MOST_EXTENT - 1:,}",
             hint="choose other values in `dims`",
         )
     return extent

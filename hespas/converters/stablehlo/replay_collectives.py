@@ -6,6 +6,7 @@ if there is one partition.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -113,9 +114,11 @@ def ranks_of(groups: GroupSet | None, num_ranks: int, emitter: ReplayEmitter) ->
     rows = [list(range(num_ranks))] if groups is None else [row.tolist() for row in groups if len(row)]
     listed = [rank for row in rows for rank in row]
     if listed and not 0 <= min(listed) <= max(listed) < num_ranks:
-        raise ValueError(f"groups name rank {max(listed)} of {num_ranks}")
+        wrong = min(listed) if min(listed) < 0 else max(listed)
+        raise ValueError(f"groups name rank {wrong}, but the job has ranks 0..{num_ranks - 1}")
     if len(set(listed)) < len(listed):
-        raise ValueError("a rank is in two groups")
+        repeated = next(rank for rank, count in Counter(listed).items() if count > 1)
+        raise ValueError(f"rank {repeated} is in two groups")
     present = set(listed)
     rest = [rank for rank in range(num_ranks) if rank not in present]
     size = max(map(len, rows), default=1)

@@ -94,12 +94,20 @@ def tracks_of_timeline(
     return TrackSet(workload.name, tuple(parts), Flows.of(ends), _METADATA)
 
 
+_SAME_WORKLOAD = "pass the workload that was simulated"
+
+
 def _spans_by_class(timeline: Timeline, workload: Workload) -> Iterator[tuple[OpGraph, IntArray]]:
     """Yield each rank class that has spans, and its spans. Raises ``UsageError`` as
     :func:`tracks_of_timeline`.
     """
     if len(timeline) and not 0 <= int(timeline.rank.min()) <= int(timeline.rank.max()) < workload.num_ranks:
-        raise UsageError(f"the timeline has ranks that workload {workload.name!r} does not have")
+        ranks = f"{int(timeline.rank.min())}..{int(timeline.rank.max())}"
+        raise UsageError(
+            f"the timeline has ranks {ranks}, but workload {workload.name!r} has ranks "
+            f"0..{workload.num_ranks - 1}",
+            hint=_SAME_WORKLOAD,
+        )
     class_of_span = workload.rank_class[timeline.rank]
     for index, graph in enumerate(workload.classes):
         spans = np.flatnonzero(class_of_span == index)
@@ -109,7 +117,11 @@ def _spans_by_class(timeline: Timeline, workload: Workload) -> Iterator[tuple[Op
         loops = timeline.region[spans][nodes < 0]
         fits = -1 <= int(nodes.min()) <= int(nodes.max()) < len(graph)
         if not fits or not ((loops >= 0) & (loops < len(graph.regions))).all():
-            raise UsageError(f"the timeline has nodes or loops that graph {graph.name!r} does not have")
+            raise UsageError(
+                f"the timeline has node {int(nodes.max())} or loops that graph {graph.name!r} of "
+                f"{len(graph)} nodes does not have",
+                hint=_SAME_WORKLOAD,
+            )
         yield graph, spans
 
 

@@ -166,7 +166,8 @@ def _step(data: Bytes, owner: IntArray, at: IntArray, end: IntArray) -> tuple[Pr
     number = np.minimum(tag >> np.uint64(3), np.uint64(_LARGEST_NUMBER)).astype(np.int64)
     unknown = np.flatnonzero((number == 0) | (wire == 3) | (wire == 4) | (wire > FIXED32))
     if len(unknown):
-        raise WireError("invalid field of a message", int(at[unknown[0]]))
+        row = int(unknown[0])
+        raise WireError(f"invalid field {int(number[row])} with wire type {int(wire[row])}", int(at[row]))
     value, size = np.zeros(len(at), np.int64), np.zeros(len(at), np.int64)
     coded = np.flatnonzero((wire == VARINT) | (wire == BYTES))
     if len(coded):

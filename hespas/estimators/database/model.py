@@ -399,7 +399,9 @@ def _times_of_class(
             findings.info("database.said", location, text, count=int((result.source == source).sum()))
     count = int(np.isnan(times[0]).sum())
     if not candidates:
-        findings.warning("database.not-measured", location, "was not measured", count=count)
+        findings.warning(
+            "database.not-measured", location, "the table has no measurement of these operations", count=count
+        )
     else:
         text = "beyond the measured sizes or further than a step from them"
         findings.warning("database.not-near", location, text, count=count)

@@ -283,7 +283,7 @@ class ExternalSimulator:
         )
         if uncovered:
             listed = ", ".join(f"{op} ({count:,})" for op, count in uncovered.most_common(_LISTED))
-            text = f"no duration: {self.name} simulates products of known sizes only, not {listed}"
+            text = f"no duration: {self.name} simulates matmuls of known sizes only, not {listed}"
             findings.warning(f"{self.name}.not-a-product", "operations", text, count=uncovered.total())
         distinct = dict.fromkeys(product[0] for product in products if product is not None)
         time_ns = self._times_ns(list(distinct), device, findings)

@@ -193,11 +193,13 @@ class _JsonFile:
                 f"not JSON: {error.msg}",
                 path=self.path,
                 position=f"line {error.lineno}",
-                hint="correct it there",
+                hint="correct the JSON at this line",
             ) from error
         except ValueError as error:  # a duplicate key, or an integer of thousands of digits
             text = str(error).partition(";")[0]
-            raise FormatError(text, path=self.path, hint="correct it in the file") from error
+            raise FormatError(
+                text, path=self.path, hint="correct the value in the file, and give each key once"
+            ) from error
         except RecursionError:
             raise FormatError(
                 "nested too deeply for a configuration file", path=self.path, hint="check the path"
@@ -350,7 +352,8 @@ def read_network_config(path: Path) -> NetworkConfig:
     latency = tuple(_real(path, "latency", text) for text in lists["latency"])
     if len({len(topology), len(npus), len(bandwidth), len(latency)}) != 1 or not topology:
         raise FormatError(
-            "the lists are empty or differ in length",
+            f"the lists have different lengths, or none: topology {len(topology)}, npus_count {len(npus)}, "
+            f"bandwidth {len(bandwidth)}, latency {len(latency)}",
             path=str(path),
             hint="give topology, npus_count, bandwidth and latency one entry per dimension",
         )

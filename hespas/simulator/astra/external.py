@@ -119,7 +119,11 @@ def run_external(
                 )  # fmt: skip
             except OSError as error:
                 reason = error.strerror or str(error)
-                raise UsageError(f"cannot be started: {reason}", path=binary.path, hint="check it") from error
+                raise UsageError(
+                    f"cannot be started: {reason}",
+                    path=binary.path,
+                    hint="check that the file is a program for this machine",
+                ) from error
         seen = _LogFigures(num_ranks)
         with out.open("rb") as stream:
             while line := stream.readline(_LONGEST_LINE):

@@ -284,7 +284,11 @@ def _trace(graph: OpGraph, index: int, system: SystemConfig, costs: StatedCosts)
     dependents = deps.transpose(len(graph)).take(order)
     kinds = [NodeKind(code) for code in graph.kind[order].tolist()]
     if NodeKind.PERMUTE in kinds:
-        raise UnsupportedError("traces have no permutes: use a send and a receive")
+        node = int(graph.id[order[kinds.index(NodeKind.PERMUTE)]])
+        raise UnsupportedError(
+            f"node {node} is a permute, which ASTRA-sim's traces do not have",
+            hint="write it as a send and a receive: hespas-convert does this",
+        )
     if NodeKind.METADATA in kinds:
         node = int(graph.id[order[kinds.index(NodeKind.METADATA)]])
         raise UnsupportedError(

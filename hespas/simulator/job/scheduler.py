@@ -94,7 +94,9 @@ class JobScheduler:
         """Check the options; raises ``UsageError``."""
         check_fields(self)
         if not 0 <= self.jitter < 10:
-            raise UsageError(f"invalid jitter {self.jitter}: expected a value from 0 to below 10")
+            raise UsageError(
+                f"invalid jitter {self.jitter}: expected a value from 0 to below 10", hint="set `jitter=0.05`"
+            )
         for rank, factor in self.stragglers:
             if not 1 / _MOST_SLOWER <= factor <= _MOST_SLOWER:
                 hint = "use a factor from 1e-9 to 1e9"
@@ -123,7 +125,11 @@ class JobScheduler:
         pace = np.ones(workload.num_ranks)
         for rank, factor in self.stragglers:
             if not 0 <= rank < len(pace) or workload.rank_class[rank] == ABSENT:
-                raise UsageError(f"no rank {rank}: the workload has {workload.num_available:,} ranks")
+                raise UsageError(
+                    f"a straggler is rank {rank}, but the workload has {workload.num_available:,} ranks, the "
+                    f"last is rank {int(workload.present[-1])}",
+                    hint="name a rank of the workload",
+                )
             pace[rank] = factor
         idle = idle_parts(workload, relations)
         if self.jitter or not self.symmetry:

@@ -86,7 +86,7 @@ class Policy:
         """Check the settings. Raises ``UsageError``."""
         for name in ("tokens", "sequences", "page_tokens", "recv_interval"):
             if getattr(self, name) < 1:
-                raise UsageError(f"invalid {name}: {getattr(self, name)}", hint=f"use `{name}=1` or more")
+                raise UsageError(f"invalid `{name}={getattr(self, name)}`", hint=f"use `{name}=1` or more")
         if not 0 <= self.watermark < 1:
             raise UsageError(
                 f"invalid watermark {self.watermark:g}",
@@ -338,13 +338,13 @@ def serve(
     longest = int((requests.prompt + requests.output).max()) if len(requests) else 0
     if -(-longest // policy.page_tokens) > pages:
         raise UnsupportedError(
-            f"a request of {longest:,} tokens does not fit into a cache of {cache_tokens:,.0f}",
+            f"a request of {longest:,} tokens does not fit into a cache of {cache_tokens:,.0f} tokens",
             hint="use more ranks, a smaller `kv_cache_dtype`, or shorter requests",
         )
     if not policy.chunked and len(requests) and int(requests.prompt.max()) > policy.tokens:
         raise UnsupportedError(
             f"a prompt of {int(requests.prompt.max()):,} tokens does not fit into a step of "
-            f"{policy.tokens:,}",
+            f"{policy.tokens:,} tokens",
             hint="use a larger `max_batched_tokens`, or chunked prompts",
         )
     return _ServerRun(requests, steps, policy, pages).run(progress)

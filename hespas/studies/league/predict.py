@@ -253,7 +253,12 @@ def _predicted(task: PredictionTask) -> StepPrediction:
     try:
         for column in NEEDED:
             if not task.cells.get(column):
-                raise FormatError("the cell is empty", path=position, position=f"column {column}")
+                raise FormatError(
+                    "the cell is empty",
+                    path=position,
+                    position=f"column {column}",
+                    hint="fill it in, or remove the row",
+                )
         run = run_of(task.cells, position, diagnostics, task.table)
         device = load_device(resolve_reference(task.table, task.device, "column accelerator"))
         network = task.cells.get("network", "")
@@ -261,7 +266,11 @@ def _predicted(task: PredictionTask) -> StepPrediction:
         step, num_untimed, step_diagnostics = _step(settings_of(run, device, task.estimator, system))
         diagnostics.extend(step_diagnostics)
         if not 0 < step.time_ns < inf:
-            raise UnsupportedError("the estimator has no time for any part of the step", path=position)
+            raise UnsupportedError(
+                f"the estimated time of the step is {step.time_ns:g} ns",
+                path=position,
+                hint="use another `estimator`, such as composite",
+            )
         peak = max(rank.peak_bytes for rank in memory_of(run.model, run.layout, run.training))
     except HespasError as error:
         # rows have other numbers in other tables: only a position in the row, or another file, is stored

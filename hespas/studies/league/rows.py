@@ -127,7 +127,9 @@ class LeagueRow:
             return float(text) if text else nan
         except ValueError:
             raise FormatError(
-                f"{text!r} is not a number", position=f"row {self.number}, column {column}"
+                f"{text!r} is not a number",
+                position=f"row {self.number}, column {column}",
+                hint="write a number, or leave the cell empty",
             ) from None
 
 

@@ -155,7 +155,10 @@ def _system_of_links(device: Device) -> System:
     """
     inside, outside = device.link("scale_up") or device.link("pcie"), device.link("scale_out")
     if inside is None:
-        raise UsageError(f"{device.name} has no links to other devices", hint="add them to its file")
+        raise UsageError(
+            f"{device.name} has no links to other devices",
+            hint="add scale_up or pcie links to the device file",
+        )
     node = _dimension(
         inside.name,
         "fully_connected" if inside.topology == "fully_connected" else "switch",

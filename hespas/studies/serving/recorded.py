@@ -258,7 +258,8 @@ def _prepared(run: RecordedRun, estimator: str) -> _PreparedRun:
     """Return a recorded run with the estimated step times of its server."""
     if run.is_early.all():
         raise UnsupportedError(
-            "all finished requests are used for calibration, so that none is left to compare"
+            "all finished requests are used for calibration, so that none is left to compare",
+            hint="record more requests: the first fifth calibrates",
         )
     start = perf_counter()
     model = named_model(run.model)

@@ -45,7 +45,8 @@ def accuracy(
     nothing can be compared.
     """
     if not profiles or not hardware:
-        raise UsageError("nothing to compare", hint="give at least one profile and one device")
+        missing = "device" if profiles else "profile"
+        raise UsageError(f"no {missing} to compare", hint="give at least one profile and one device")
     diagnostics = diagnostics if diagnostics is not None else Diagnostics()
     devices = {name: load_device(name) for name in hardware}
     models = [load_estimator(spelling) for spelling in estimators]

@@ -112,7 +112,7 @@ def _sources_of_timed(workload: Workload, hardware: str, diagnostics: Diagnostic
             diagnostics.warning(
                 "accuracy.times-changed",
                 graph.name,
-                "its times differ from the recorded ones: this may compare one estimate with another; the "
+                "times differ from the recorded ones: this may compare one estimate with another; the "
                 "steps of the recording are ignored",
             )
             recorded = None

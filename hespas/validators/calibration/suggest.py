@@ -157,7 +157,7 @@ def suggest(
             raise UsageError(
                 f"cannot suggest {share:,} shapes of {sizes.kind} in {sizes.scheme}: there are only "
                 f"{len(new_ops):,} candidates",
-                hint="ask for fewer, or for more kinds",
+                hint="suggest fewer shapes, or give more kinds",
             )
         rows = chosen(device, sizes, new_ops, share, measured=of_class, seed=seed)
         frames.append(new_frame.iloc[rows].assign(turn=np.arange(share)))

@@ -196,7 +196,9 @@ def roundtrip(
         )
     inputs = [entry for path in paths for entry in _inputs(path)]
     if not inputs:
-        raise UsageError("no file of a known format", hint="hespas-convert --list-formats")
+        raise UsageError(
+            "no file has a known format", hint="give files of the formats in hespas-convert --list-formats"
+        )
     work = partial(_pairs_of, formats=tuple(formats), options=options or ReadOptions())
     pairs = dict(pool(work, inputs, jobs, progress=progress))
     done = [pairs[index] for index in range(len(inputs))]

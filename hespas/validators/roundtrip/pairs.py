@@ -204,7 +204,11 @@ def file_pairs(
     ]
     origin = find_format(path, None)
     if origin.read is None:
-        raise UsageError(f"format {origin.name!r} cannot be read", path=str(path))
+        raise UsageError(
+            f"format {origin.name!r} can only be written",
+            path=str(path),
+            hint="give a file of a format that can be read: hespas-convert --list-formats",
+        )
     diagnostics = Diagnostics()
     note_unread_files(path, origin, diagnostics)
     value = origin.read(path, options or ReadOptions(), diagnostics)

@@ -198,13 +198,13 @@ HEAD = "HloModule m\nENTRY e {\n  x = f32[2] parameter(0)\n"
         (HEAD + "  y = f32[2] add(x, z)\n}", 4, "operands defined above; 'z' is not"),
         (HEAD + "  y = f32[2] add(f32[2] x, f32[2]{0} z)\n}", 4, "operands defined above; 'z' is not"),
         (HEAD + "  y = f32[2] add(x,, x)\n}", 4, "operands defined above"),
-        (HEAD + "  x = f32[2] negate(x)\n}", 4, "a name no other instruction has"),
+        (HEAD + "  x = f32[2] negate(x)\n}", 4, "a unique name: instruction"),
         (HEAD + "  y = f32[2] negate(x), a=\n}", 4, "a value for 'a'"),
         (HEAD + '  y = f32[2] negate(x), a="b\n}', 4, "a string that ends"),
         (HEAD + "  y = f32[2] negate(x) /* open\n}", 4, "an instruction"),
         (HEAD + "  ?\n}", 4, "an instruction"),
         (HEAD + "}\nENTRY f {\n  x = f32[] parameter(0)\n}", 5, "one ENTRY computation"),
-        (HEAD + "}\ne {\n  x = f32[] parameter(0)\n}", 5, "a name no other computation has"),
+        (HEAD + "}\ne {\n  x = f32[] parameter(0)\n}", 5, "a unique name: computation"),
     ],
 )
 def test_errors_name_line_and_expectation(text: str, line: int, expected: str) -> None:
@@ -290,7 +290,7 @@ def test_a_splat_constant_and_a_listed_one() -> None:
 )
 def test_operations_inside_operations_have_a_limit(opener: str, closer: str) -> None:
     nested = f"{opener * 60}abs(x){closer * 60}"
-    with pytest.raises(FormatError, match="inside one another"):
+    with pytest.raises(FormatError, match="operands and bodies nested at most"):
         _parse(f"HloModule m\nENTRY e {{\n  x = f32[2] parameter(0)\n  y = f32[2] {nested}\n}}\n")
 
 

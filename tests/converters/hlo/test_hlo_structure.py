@@ -397,7 +397,7 @@ def test_calls_are_written_out_per_call(read_text: ReadText) -> None:
         ("y = f32[2] get-tuple-element(x), index=0", "an index below 0"),
         ("y = f32[2] get-tuple-element(x)", "attribute index"),
         ("y = f32[2] add()", "2 operands of add, which has 0"),
-        ("y = f32[2] parameter(0)", "another number"),
+        ("y = f32[2] parameter(0)", "a unique parameter number"),
         ("ROOT y = f32[2] abs(x)\n  ROOT z = f32[2] abs(x)", "one ROOT"),
         (f"y = f32[{'1,' * 99_999}1] abs(x)", "at most 4,096 extents"),
         ("y = f32[2] dot(x, x), lhs_contracting_dims={4}, rhs_contracting_dims={0}", "lhs_contracting_dims"),

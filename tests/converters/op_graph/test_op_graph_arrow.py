@@ -223,7 +223,7 @@ def damage_text_boundary(columns: ArrowColumns) -> None:
     [
         (damage_length, "41 nodes have 40 ids"),
         (damage_column, "flops has 7 rows"),
-        (damage_table, "columns of p2p differ"),
+        (damage_table, "p2p.tag has 1 rows, p2p.node has"),
         (damage_order, "extra.node is not sorted"),
         (damage_empty_text, "row 0 of strings"),
         (damage_utf8, "UTF-8"),

@@ -138,7 +138,7 @@ def test_a_block_of_trips_is_named_by_its_loop_and_a_rank_says_for_whom_it_stand
 def test_a_timeline_of_another_workload_is_refused(node: int, rank: int) -> None:
     _, workload = simulated()
     timeline = spans(node=[0, node], rank=[0, rank], start_ns=[0.0, 0.0])
-    with pytest.raises(UsageError, match="does not have"):
+    with pytest.raises(UsageError, match="the timeline has"):
         tracks_of(SimulatedRun(timeline, workload), Diagnostics())
 
 

@@ -114,7 +114,7 @@ def test_the_interface_does_what_the_command_does(tmp_path: Path) -> None:
     assert [(each["code"], each["location"]) for each in found["diagnostics"]] == [
         ("serving.not-predicted", "row 1")
     ]
-    with pytest.raises(UsageError, match="nothing to evaluate"):
+    with pytest.raises(UsageError, match="no runs to evaluate"):
         hespas.validate_serving()
     with pytest.raises(UsageError, match="no row of the table has the split"):
         hespas.validate_serving(table, split="x")

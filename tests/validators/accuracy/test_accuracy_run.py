@@ -212,7 +212,7 @@ def test_attached_programs_that_ran_are_compared_one_by_one() -> None:
 
 @pytest.mark.parametrize(
     ("hardware", "message"),
-    [([], "nothing to compare"), (["H900"], "H900"), (["L4", "MI300X"], "which `hardware`")],
+    [([], "no device to compare"), (["H900"], "H900"), (["L4", "MI300X"], "which `hardware`")],
 )
 def test_devices_that_cannot_be_told(hardware: list[str], message: str) -> None:
     with pytest.raises(UsageError, match=message):
@@ -224,7 +224,7 @@ def test_nothing_to_compare_is_told() -> None:
     other = Recording()
     other.event("sort", 5.0)
     for profiles, program, message in (
-        ([], workload, "nothing to compare"),
+        ([], workload, "no profile to compare"),
         ([Recording().build()], workload, "no event of the profiles"),
         ([other.build()], workload, "no event of the profiles"),
         ([other.build()], None, "has no operations with shapes"),

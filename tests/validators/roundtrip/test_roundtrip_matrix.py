@@ -160,7 +160,7 @@ def test_what_cannot_be_read_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(FormatError, match="no such file"):
         roundtrip([tmp_path / "absent"])
     (tmp_path / "notes.md").write_text("no program\n")
-    with pytest.raises(UsageError, match="no file of a known format"):
+    with pytest.raises(UsageError, match="no file has a known format"):
         roundtrip([tmp_path])
     with pytest.raises(UsageError, match="nonsense"):
         roundtrip([PROGRAM], ["nonsense"])

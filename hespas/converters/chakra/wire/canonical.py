@@ -175,7 +175,7 @@ class _CanonicalReader:
         """Return the tag of the next field and the position after it."""
         value, behind = self.varint(at, end)
         if value >> 3 == 0 or value > _MASK32:
-            raise self.fail("a field number is out of range", at)
+            raise self.fail(f"field number {value >> 3} is out of range (1 to 2**29 - 1)", at)
         return value, behind
 
     def skip(self, key: int, at: int, end: int) -> int:
@@ -187,7 +187,7 @@ class _CanonicalReader:
                 open_groups.append(number)
             elif wire == _GROUP_END:
                 if not open_groups or open_groups.pop() != number:
-                    raise self.fail("a group ends that was not started", at)
+                    raise self.fail(f"group {number} ends, but did not start", at)
             elif wire == WireType.VARINT:
                 at = self.varint(at, end)[1]
             elif wire == WireType.BYTES:
@@ -199,7 +199,7 @@ class _CanonicalReader:
             if not open_groups:
                 return at
             if len(open_groups) > _MAX_GROUP_DEPTH:
-                raise self.fail("groups are nested too deeply", at)
+                raise self.fail(f"groups are nested more than {_MAX_GROUP_DEPTH} deep", at)
             key, at = self.tag(at, end)
 
     def _fixed(self, length: int, at: int, end: int) -> int:
@@ -273,7 +273,7 @@ class _CanonicalReader:
             try:
                 content.decode()
             except UnicodeDecodeError as error:
-                raise self.fail("a text is not UTF-8", begin + error.start) from None
+                raise self.fail("a text field is not UTF-8", begin + error.start) from None
         encoded = field.head + _delimited(content)
         if field.repeated:
             _entries(values, field.number).append(encoded)
