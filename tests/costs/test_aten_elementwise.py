@@ -119,6 +119,10 @@ def test_types_are_promoted_as_pytorch_does(name: str, types: list[str], expecte
 def test_a_number_of_a_higher_category_brings_the_default_type() -> None:
     assert name_of(price("aten::mul", [[4], []], ["int", "double"])) == "f32"
     assert name_of(price("aten::mul", [[4], []], ["bool", "long"])) == "i64"
+    complex_number = "c10::complex<double>"
+    assert name_of(price("aten::mul", [[4], []], [F32, complex_number])) == "complex<f32>"
+    assert name_of(price("aten::mul", [[4], []], ["int", complex_number])) == "complex<f32>"
+    assert name_of(price("aten::mul", [[4], []], ["double", complex_number])) == "complex<f64>"
 
 
 def test_powers_are_multiplied_out() -> None:

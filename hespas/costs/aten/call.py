@@ -377,7 +377,7 @@ class AtenCost(NamedTuple):
 AtenRule = Callable[[Call], AtenCost]
 """Cost rule of an operation."""
 
-FLOAT32, INT64 = find_dtype("f32"), find_dtype("i64")
+FLOAT32, INT64, COMPLEX64 = find_dtype("f32"), find_dtype("i64"), find_dtype("c64")
 
 
 def unknown(call: Call, op_class: OpClass = OpClass.UNKNOWN) -> AtenCost:
@@ -502,7 +502,8 @@ def promoted(inputs: Iterable[Strided], *, to_float: bool = False) -> DType | No
 
     Tensors with dimensions determine the type. Kineto records numbers as 64-bit tensors without dimensions. A
     number changes the type only if it has a higher category (truth value, whole number, float, complex);
-    whole numbers then give int64, others float32. With ``to_float`` a whole-number type becomes float32.
+    whole numbers then give int64, real numbers float32, complex numbers complex64 (with float64: complex128).
+    With ``to_float`` a whole-number type becomes float32.
     """
     tensors = list(inputs)
     ranked = [tensor.dtype for tensor in tensors if tensor.shape] or [tensor.dtype for tensor in tensors]
@@ -517,5 +518,9 @@ def promoted(inputs: Iterable[Strided], *, to_float: bool = False) -> DType | No
     result = FLOAT32 if different_halves and FLOAT32 else widest
     for number in numbers:
         if number is not None and _CATEGORY.get(number.kind, 0) > _CATEGORY.get(result.kind, 0):
-            result = (INT64 if is_integral(number) else FLOAT32) or result
+            if number.kind is DTypeKind.COMPLEX:
+                wide = find_dtype("c128") if result.name == "f64" else COMPLEX64
+            else:
+                wide = INT64 if is_integral(number) else FLOAT32
+            result = wide or result
     return FLOAT32 if to_float and is_integral(result) else result
