@@ -151,15 +151,14 @@ def test_a_command_within_its_limits_says_what_it_says() -> None:
 
 
 @pytest.mark.parametrize(
-    ("limit", "told"),
+    ("source", "limit", "told"),
     [
-        ("cpu_s=0.001", "--limit cpu_s="),
-        ("ranks=3", "--limit ranks=4"),
+        ("hlo/llama_train_1dev.hlo.txt.gz", "cpu_s=0.001", "--limit cpu_s="),
+        ("chakra/pipeline_2x2", "ranks=3", "--limit ranks=4"),
     ],
 )
-def test_beyond_a_limit_a_command_names_the_option(limit: str, told: str) -> None:
-    source = FIXTURES / "chakra" / "pipeline_2x2"
-    words = ["simulate", str(source), "--untrusted", "--limit", "cpu_s=600", "--limit", limit]
+def test_beyond_a_limit_a_command_names_the_option(source: str, limit: str, told: str) -> None:
+    words = ["simulate", str(FIXTURES / source), "--untrusted", "--limit", "cpu_s=600", "--limit", limit]
     done = CliRunner().invoke(main.app, words)
     assert (done.exit_code, told in done.output) == (3, True), done.output
 

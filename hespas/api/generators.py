@@ -153,7 +153,11 @@ _Imbalance = Annotated[
 ]
 _Phase = Annotated[
     Literal["train", "prefill", "decode", "mixed", "speculative", "disaggregated"],
-    Option("Generate a training step or a serving step.", panel=_SERVING),
+    Option(
+        "Generate a training step, or a serving step: prefill of prompts, decode, mixed (decode with a chunk "
+        "of a prompt), speculative, or disaggregated (prefill and decode on separate ranks).",
+        panel=_SERVING,
+    ),
 ]
 _Batch = Annotated[PositiveInt, _degree("Set concurrent sequences per replica.", _SERVING)]
 _Context = Annotated[NonNegativeInt, _degree("Set cached tokens per sequence.", _SERVING, metavar="TOKENS")]

@@ -62,7 +62,7 @@ class LeagueReport(Result):
         return league_json(self.details)
 
     def table(self) -> Table:
-        """Return the result as a table with one row per row of the table."""
+        """Return a table with one row per published run: prediction, interval, published times and error."""
         return table_from_records(self.to_dict()["rows"])
 
     def write(self, folder: str | Path, *, overwrite: bool = False) -> None:

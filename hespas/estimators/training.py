@@ -80,8 +80,8 @@ class Training:
             )
         if not _LEAST <= self.bandwidth <= 1 / _LEAST:
             raise UsageError(
-                f"training: invalid option bandwidth={self.bandwidth:g}",
-                hint=f"use {_LEAST:g} to {1 / _LEAST:g} times the device file's, or omit it",
+                f"training: bandwidth={self.bandwidth:g} is not a ratio of {_LEAST:g} to {1 / _LEAST:g}",
+                hint="give the memory bandwidth relative to the device file's (1: the same), or omit it",
             )
         object.__setattr__(self, "_model", for_job(load_estimator(self.base), self.num_ranks))
 

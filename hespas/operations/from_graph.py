@@ -164,10 +164,12 @@ def _extents(graph: OpGraph) -> tuple[dict[str, FloatArray], IntArray]:
     """Return ``rows`` and ``columns`` of the tensor that determines the time of each node, and the index of
     its type.
 
-    That tensor is the larger of first result and first operand. For fusions, whose operands have any order,
-    it is the largest tensor of all. If a node moves fewer bytes than that tensor has, as an update in place
-    does, it is the largest tensor that the node can have moved. Extents are NaN if unknown. The index of a
-    node without tensors is the number of types.
+    That tensor is the larger of the first result and the first operand; for gathers and slices it is the
+    first result. For fusions, whose operands have any order, it is the largest tensor of all.
+
+    If a node moves fewer bytes than that tensor has, as an update in place does, it is the largest tensor
+    that the node can have moved. Extents are NaN if unknown. The index of a node without tensors is the
+    number of types.
     """
     types = len(graph.types)
     rows, columns = np.full(types + 1, np.nan), np.full(types + 1, np.nan)

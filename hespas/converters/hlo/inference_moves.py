@@ -209,7 +209,7 @@ def _gather(op: TypedInstruction) -> Shape:
 def _scatter(op: TypedInstruction) -> Shape:
     count = len(op.operands) // 2
     if len(op.operands) != 2 * count + 1 or not count:
-        raise ValueError(f"expected operands, indices and updates, found {len(op.operands)} operands")
+        raise ValueError(f"expected N inputs, the indices and N updates, found {len(op.operands)} operands")
     rows = _index_dims(op, count, "scatter_dims_to_operand_dims")
     inside = listed(op, "update_window_dims", len(op.array(count + 1).dims))
     gone = {*op.ints("inserted_window_dims"), *op.ints("input_batching_dims")}

@@ -60,7 +60,8 @@ def join_captures(
     """Link the device events of a trace to the host, and join its graph replays with the captures in
     ``options``.
 
-    Events that align with no captured launch have the links of a trace without captures, and are reported.
+    Replayed events that match no launch of a capture keep the links that they have without captures, and are
+    reported.
     Raises the errors of :func:`read_captures`.
     """
     nesting = nesting_of(trace.host)

@@ -377,7 +377,7 @@ class AtenCost(NamedTuple):
 AtenRule = Callable[[Call], AtenCost]
 """Cost rule of an operation."""
 
-FLOAT32, INT64, COMPLEX64 = find_dtype("f32"), find_dtype("i64"), find_dtype("c64")
+FLOAT32, INT64, _COMPLEX64 = find_dtype("f32"), find_dtype("i64"), find_dtype("c64")
 
 
 def unknown(call: Call, op_class: OpClass = OpClass.UNKNOWN) -> AtenCost:
@@ -519,7 +519,7 @@ def promoted(inputs: Iterable[Strided], *, to_float: bool = False) -> DType | No
     for number in numbers:
         if number is not None and _CATEGORY.get(number.kind, 0) > _CATEGORY.get(result.kind, 0):
             if number.kind is DTypeKind.COMPLEX:
-                wide = find_dtype("c128") if result.name == "f64" else COMPLEX64
+                wide = find_dtype("c128") if result.name == "f64" else _COMPLEX64
             else:
                 wide = INT64 if is_integral(number) else FLOAT32
             result = wide or result

@@ -64,8 +64,8 @@ class ModelEnds:
         return r.scatter(k, r.scatter_name, x)
 
     def embed_backward(self, k: KernelWriter, grad: Value, port: str = "embedding.grad") -> Value:
-        """Add the gradient of the embedding table. ``port`` names the gradient ``grad`` of the looked-up
-        rows.
+        """Add the gradient of the embedding table, and return the gathered gradient of the looked-up rows
+        (``grad`` itself if no weights are trained). Other passes refer to that gradient by the name ``port``.
         """
         r = self.rank
         if not r.trains_weights:

@@ -238,8 +238,8 @@ def simulate_astra(
     Planner(options.system, options.network).check_files()
     if options.system.models_shared_bus:
         raise UnsupportedError(
-            "model-shared-bus is not modelled", path=options.system.path, position="model-shared-bus",
-            hint="set it to 0: the analytical networks are used without it",
+            "a shared bus is not modelled", path=options.system.path, position="model-shared-bus",
+            hint="set model-shared-bus to 0 to simulate without it",
         )  # fmt: skip
     for config in (options.system, options.network, options.memory):
         if config is not None and config.unread:

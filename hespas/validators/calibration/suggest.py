@@ -254,8 +254,9 @@ def chosen(
 class _ProcessPoints:
     """Operations as points of the Gaussian process (see the module).
 
-    ``position`` has log2 of the sizes, shape ``(ops, dimensions)``. ``op`` and ``deviation``, of shape
-    ``(ops,)``, are the operation names and the standard deviations [log time].
+    ``position`` has log2 of the sizes, shape ``(ops, dimensions)``. ``op`` has the operation names, and
+    ``deviation`` the uncertainty of the learned models for a device that was not measured: a standard
+    deviation of log time. Both have shape ``(ops,)``.
     """
 
     position: FloatArray

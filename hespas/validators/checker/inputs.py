@@ -61,9 +61,16 @@ _MemoryConfig = Annotated[
     Path | None, _config_option("Read ASTRA-sim's remote memory file; adds the rules that require it.")
 ]
 _Backend = Annotated[
-    Backend | None, Option("Use ASTRA-sim's congestion-unaware or -aware backend (default: unaware).")
+    Backend | None,
+    Option(
+        "Use ASTRA-sim's congestion-unaware or -aware backend (default: unaware) in the simulation of "
+        "`profile=astra-sim`."
+    ),
 ]
-_Queues = Annotated[PositiveInt, Option("Set queues per network dimension of ASTRA-sim.")]
+_Queues = Annotated[
+    PositiveInt,
+    Option("Set queues per network dimension in the simulation of `profile=astra-sim`.", metavar="N"),
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,7 +29,7 @@ PAIR = network(("Ring", 2))
         ({"dataset_splits": None}, "preferred-dataset-splits is missing: ASTRA-sim would crash"),
         ({"implementations": {}}, "without a configured implementation"),
         ({"custom": frozenset({CollectiveKind.ALL_REDUCE})}, "a custom all-reduce is not modelled"),
-        ({"models_shared_bus": True}, "model-shared-bus is not modelled"),
+        ({"models_shared_bus": True}, "a shared bus is not modelled"),
         ({"roofline": True, "local_memory_gb_per_s": None, "peak_tflops": 312.0}, "needs local-mem-bw"),
         ({"roofline": True, "peak_tflops": 0.0}, "needs local-mem-bw and peak-perf"),
         (
