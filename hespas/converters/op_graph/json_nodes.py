@@ -113,8 +113,8 @@ class NodeColumns:
         """Append one node."""
         texts, types = self._texts, self._types
         identity = number if node.id is None else node.id
-        if max(identity, *node.deps, *node.control_deps, 0) > _MAX_ID:
-            largest = max(identity, *node.deps, *node.control_deps)
+        largest = max(identity, *node.deps, *node.control_deps, 0)
+        if largest > _MAX_ID:
             raise ValueError(f"node id {largest} is larger than 2**64 - 1")
         if not node.region < self._regions:
             raise ValueError(f"region {node.region} does not exist; there are {self._regions}")
