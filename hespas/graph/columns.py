@@ -70,11 +70,15 @@ def is_one_value(column: NDArray[np.generic]) -> bool:
 
 
 def constant_if_equal(column: NDArray[_Scalar]) -> NDArray[_Scalar]:
-    """Return the column, stored as one value if all its values are equal (or NaN)."""
+    """Return the column, stored as one value if all its values are equal (or NaN). Zeros of both signs are
+    not equal.
+    """
     if len(column) < 2:
         return column
     first = column[0]
     same = np.isnan(column) if np.isnan(first) else column == first
+    if first == 0 and column.dtype.kind == "f":
+        same &= np.signbit(column) == np.signbit(first)
     return np.broadcast_to(first, column.shape) if same.all() else column
 
 

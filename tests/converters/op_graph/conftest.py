@@ -150,7 +150,7 @@ class GraphMaker:
         return RegionTable(
             parent=np.array([self.rng.integers(-1, row) for row in range(count)], np.int32),
             kind=self.rng.integers(0, len(RegionKind), count).astype(np.uint8),
-            trips=np.abs(self.costs(count)),
+            trips=np.minimum(np.abs(self.costs(count)), 1e9),  # nested loops stay below the limit of costs
             label=self.ints(0, len(_TEXTS), count),
             carried_region=self.ints(0, max(count, 1), carried),
             carried_producer=self.ints(0, max(self.nodes, 1), carried),
