@@ -5,8 +5,9 @@ Names are imported on first use, so that a conversion does not import the valida
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from hespas.graph.plugins import lazy_names
 
 __all__ = [
     "AccuracyReport",
@@ -237,8 +238,9 @@ if TYPE_CHECKING:
         simulate_grid,
     )
 
-_MODULES: dict[str, tuple[str, ...]] = {
-    "hespas.api.validation": (
+_find = lazy_names(
+    __name__,
+    validation=(
         "AccuracyReport",
         "CalibrationReport",
         "SuggestionReport",
@@ -246,19 +248,19 @@ _MODULES: dict[str, tuple[str, ...]] = {
         "calibrate",
         "suggest_shapes",
     ),
-    "hespas.api.analysis": (
+    analysis=(
         "Analysis",
         "analysis_document",
         "analyze",
     ),
-    "hespas.api.capturing": (
+    capturing=(
         "CaptureResult",
         "ProfiledProgram",
         "capture",
         "join_profile",
         "profile_program",
     ),
-    "hespas.api.checks": (
+    checks=(
         "CaptureCheckReport",
         "CheckReport",
         "RoundTripReport",
@@ -266,20 +268,20 @@ _MODULES: dict[str, tuple[str, ...]] = {
         "roundtrip",
         "validate_capture",
     ),
-    "hespas.api.comparison": (
+    comparison=(
         "ComparisonReport",
         "compare",
     ),
-    "hespas.api.conversion": (
+    conversion=(
         "Conversion",
         "conversion_document",
         "convert",
     ),
-    "hespas.api.documents": (
+    documents=(
         "Result",
         "write_json",
     ),
-    "hespas.api.estimation": (
+    estimation=(
         "ClassTotals",
         "EstimatorShare",
         "NodeEstimates",
@@ -290,11 +292,11 @@ _MODULES: dict[str, tuple[str, ...]] = {
         "total_duration_ns",
         "write_estimates_csv",
     ),
-    "hespas.api.generation": (
+    generation=(
         "GenerationResult",
         "generate",
     ),
-    "hespas.api.generators": (
+    generators=(
         "collective_benchmark",
         "dit_step",
         "dlrm_step",
@@ -303,13 +305,13 @@ _MODULES: dict[str, tuple[str, ...]] = {
         "random_job",
         "vit_step",
     ),
-    "hespas.api.io": (
+    io=(
         "WriteSharding",
         "read",
         "read_profiles",
         "write",
     ),
-    "hespas.api.lowering": (
+    lowering=(
         "ConversionAccount",
         "Granularity",
         "Lowering",
@@ -317,7 +319,7 @@ _MODULES: dict[str, tuple[str, ...]] = {
         "Missing",
         "graph_estimator",
     ),
-    "hespas.api.published_runs": (
+    published_runs=(
         "FactorsReport",
         "LeagueReport",
         "ServingAccuracyReport",
@@ -325,52 +327,52 @@ _MODULES: dict[str, tuple[str, ...]] = {
         "league",
         "validate_serving",
     ),
-    "hespas.api.samples": (
+    samples=(
         "Samples",
         "sample",
     ),
-    "hespas.api.serving": (
+    serving=(
         "Server",
         "ServingResult",
         "serve",
         "write_request_rows",
     ),
-    "hespas.api.simulation": ("simulate",),
-    "hespas.api.simulation_result": (
+    simulation=("simulate",),
+    simulation_result=(
         "SimulationResult",
         "simulation_document",
         "write_simulation_json",
     ),
-    "hespas.api.summary": (
+    summary=(
         "Summary",
         "summarise",
         "summary_document",
         "view",
     ),
-    "hespas.api.systems": (
+    systems=(
         "SystemResult",
         "devices_document",
         "estimators_document",
         "load_system",
     ),
-    "hespas.api.table_estimation": (
+    table_estimation=(
         "KindTotals",
         "TableEstimates",
         "estimate_table",
         "table_estimate_document",
         "write_table_estimates",
     ),
-    "hespas.api.simulation_job": (
+    simulation_job=(
         "check_timeline",
         "write_timeline",
     ),
-    "hespas.api.what_if": (
+    what_if=(
         "GridResult",
         "RunDifference",
         "compare_runs",
         "simulate_grid",
     ),
-}
+)
 _RENAMED = {
     "Conservation": "ConversionAccount",
     "Dropped": "MergedOps",
@@ -390,7 +392,4 @@ def __getattr__(name: str) -> object:
 
         warn_renamed(f"hespas.api.{name}", f"hespas.api.{_RENAMED[name]}")
         name = _RENAMED[name]
-    for module, names in _MODULES.items():
-        if name in names:
-            return getattr(import_module(module), name)
-    raise AttributeError(f"module 'hespas.api' has no attribute {name!r}")
+    return _find(name)

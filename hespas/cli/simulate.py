@@ -61,34 +61,36 @@ def simulate(call: Call, *, compare: _Compare = None) -> None:
     columns = call.columns()
     if compare is not None:
         print_comparison(call, compare)
-    elif call["path"] is not None:
+        return
+    if call["path"] is not None:
         print_sweep(call, call.several("estimator"))
-    elif call["source"] is None:
+        return
+    if call["source"] is None:
         raise typer.BadParameter("Missing argument 'SRC'.")
-    elif columns:
+    if columns:
         print_columns(call, columns)
-    else:
-        from hespas import api
-        from hespas.api.simulation_result import REPORT_FILES
+        return
+    from hespas import api
+    from hespas.api.simulation_result import REPORT_FILES
 
-        if call.is_written("jobs"):
-            raise UsageError("--jobs applies to sweeps only", hint="add --grid FILE, or leave it out")
-        if call["astra_bin"] is not None and call["simulator"] != "astra-sim":
-            raise UsageError("--astra-bin requires --simulator astra-sim", hint="add --simulator astra-sim")
-        timeline, overlay, report = call["timeline"], call.several("overlay"), call["folder"]
-        if timeline:
-            check_apart("--timeline", timeline, call.files("reads"))
-        api.check_timeline(timeline, overlay=bool(overlay), overwrite=call.overwrite)
-        call.check_report(REPORT_FILES)
-        changes: dict[str, Any] = {"overlay": _overlay_profiles(overlay)} if overlay else {}
-        done = call.run(api.simulate, **changes)
-        if call.json_file:
-            api.write_simulation_json(done, call.json_file, overwrite=call.overwrite)
-        if report:
-            done.write(report, overwrite=call.overwrite)
-        report_diagnostics(call.diagnostics, call["source"])
-        _print_result(done)
-        _print_references(done)
+    if call.is_written("jobs"):
+        raise UsageError("--jobs applies to sweeps only", hint="add --grid FILE, or leave it out")
+    if call["astra_bin"] is not None and call["simulator"] != "astra-sim":
+        raise UsageError("--astra-bin requires --simulator astra-sim", hint="add --simulator astra-sim")
+    timeline, overlay, report = call["timeline"], call.several("overlay"), call["folder"]
+    if timeline:
+        check_apart("--timeline", timeline, call.files("reads"))
+    api.check_timeline(timeline, overlay=bool(overlay), overwrite=call.overwrite)
+    call.check_report(REPORT_FILES)
+    changes: dict[str, Any] = {"overlay": _overlay_profiles(overlay)} if overlay else {}
+    done = call.run(api.simulate, **changes)
+    if call.json_file:
+        api.write_simulation_json(done, call.json_file, overwrite=call.overwrite)
+    if report:
+        done.write(report, overwrite=call.overwrite)
+    report_diagnostics(call.diagnostics, call["source"])
+    _print_result(done)
+    _print_references(done)
 
 
 def _overlay_profiles(paths: Sequence[Path]) -> list[Profile]:

@@ -283,6 +283,8 @@ class Format:
     names the optional dependencies of the functions. ``as_workload`` names the format that reads the same
     file as a workload, if ``read`` returns a profile. ``empty_code`` is the rule of ``hespas-validate check``
     that an empty file breaks.
+    ``reads_options`` are the reading options of some formats only that this format uses (``dims``,
+    ``capture``, ``comm_groups``, ``run_time_unit``); the others are refused.
     """
 
     name: str
@@ -305,6 +307,7 @@ class Format:
     extra: str = ""
     as_workload: str = ""
     empty_code: str = ""
+    reads_options: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Wrap ``read`` in the limits of CPU time and memory that apply to every input."""

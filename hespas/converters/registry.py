@@ -269,19 +269,19 @@ def _writable() -> str:
     return ", ".join(entry.name for entry in usable_formats() if entry.write)
 
 
-_OPTION_FORMATS: Mapping[str, tuple[tuple[str, ...], str, str]] = {
-    "dims": (("stablehlo",), "has no symbolic dimensions", "StableHLO programs"),
-    "capture": (("kineto", "pytorch"), "replays no captured graphs", "traces of PyTorch's profiler"),
-    "comm_groups": (("chakra", "chakra-json"), "states its process groups itself", "Chakra traces"),
-    "run_time_unit": (("chakra", "chakra-json"), "states the unit of its times", "Chakra traces"),
+_OPTION_INPUTS: Mapping[str, tuple[str, str]] = {
+    "dims": ("has no symbolic dimensions", "StableHLO programs"),
+    "capture": ("replays no captured graphs", "traces of PyTorch's profiler"),
+    "comm_groups": ("states its process groups itself", "Chakra traces"),
+    "run_time_unit": ("states the unit of its times", "Chakra traces"),
 }
-"""Reading option -> the formats that use it, a fact about other formats, and the inputs that it is for."""
+"""Reading option of some formats only -> a fact about other formats, and the inputs that it is for."""
 
 
 def refuse_unused_options(options: ReadOptions, chosen: Format, path: Path) -> None:
-    """Raise ``UsageError`` for an option that a built-in format does not use."""
-    for name, (formats, fact, inputs) in _OPTION_FORMATS.items():
-        if getattr(options, name) and chosen.name in BUILTIN and chosen.name not in formats:
+    """Raise ``UsageError`` for an option that the format does not use (``Format.reads_options``)."""
+    for name, (fact, inputs) in _OPTION_INPUTS.items():
+        if getattr(options, name) and name not in chosen.reads_options:
             hint = f"leave `{name}` out: it is for {inputs}"
             raise UsageError(f"format {chosen.name!r} {fact}", path=str(path), hint=hint)
 

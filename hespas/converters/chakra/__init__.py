@@ -105,6 +105,7 @@ FORMAT = Format(
     write_versions=LATEST_VERSIONS,
     losses=_LOSSES,
     empty_code="ET002",
+    reads_options=("comm_groups", "run_time_unit"),
 )
 
 FORMAT_JSON = Format(
@@ -120,4 +121,5 @@ FORMAT_JSON = Format(
     in_parts=True,
     write_versions=LATEST_VERSIONS,
     losses=_LOSSES,
+    reads_options=("comm_groups", "run_time_unit"),
 )

@@ -101,14 +101,7 @@ def to_profile(
     of XLA, else the innermost range. Raises ``FormatError`` for an empty recording and for wrong times.
     """
     work, calls, ranges, strings = trace.work, trace.launches, trace.ranges, trace.strings
-    if not len(work) and not len(ranges):
-        raise FormatError(
-            "the recording has neither device work nor ranges on the host",
-            path=str(path),
-            position="all tables and records of work and ranges",
-            hint="record again, with traces of CUDA or HIP and of ranges (NVTX, roctx)",
-        )
-    _check_times(trace, path)
+    _check_recording(trace, path)
     nesting, labels = nesting_of(ranges), _RangeLabels.of(trace)
     links = _GpuLinks.of(trace, nesting)
     ids = (calls.process, calls.correlation)
@@ -117,7 +110,8 @@ def to_profile(
     owner = nearest((labels.shapes_id > 0) | labels.instruction, nesting.parent, links.cause)
     cause = np.where(owner >= 0, owner, links.cause)
     module = nearest(labels.module_id > 0, nesting.parent, cause)
-    step, steps = _steps(trace, links, nesting, labels), np.flatnonzero(labels.step >= 0)
+    step = _steps(trace, links, nesting, labels)
+    steps = np.flatnonzero(labels.step >= 0)
     base_ns = min(int(part.start_ns.min()) for part in (work, ranges, calls) if len(part))
     comms = _communications(trace, links.cause, nesting, labels)
     op_class = work.op_class.copy()
@@ -172,7 +166,15 @@ def to_profile(
     )
 
 
-def _check_times(trace: GpuTrace, path: Path) -> None:
+def _check_recording(trace: GpuTrace, path: Path) -> None:
+    """Raise ``FormatError`` for a recording without events, and for times beyond 63 bits."""
+    if not len(trace.work) and not len(trace.ranges):
+        raise FormatError(
+            "the recording has neither device work nor ranges on the host",
+            path=str(path),
+            position="all tables and records of work and ranges",
+            hint="record again, with traces of CUDA or HIP and of ranges (NVTX, roctx)",
+        )
     for name, times in {
         "start of device event": trace.work.start_ns,
         "end of device event": trace.work.end_ns,

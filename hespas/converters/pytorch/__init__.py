@@ -32,6 +32,7 @@ FORMAT_KINETO = Format(
     read=lazily("hespas.converters.pytorch.kineto:read_kineto"),
     copy=lazily("hespas.converters.pytorch.kineto:copy_kineto"),
     as_workload="pytorch",
+    reads_options=("capture",),
 )
 
 FORMAT_ET = Format(
@@ -51,5 +52,6 @@ FORMAT = Format(
     specification="https://github.com/pytorch/kineto",
     sniff=lazily("hespas.converters.pytorch.recognition:score_folder"),
     read=lazily("hespas.converters.pytorch.folder:read_folder"),
+    reads_options=("capture",),
     read_versions=ET_SCHEMAS,
 )

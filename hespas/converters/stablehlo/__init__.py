@@ -145,4 +145,5 @@ FORMAT = Format(
     timed=False,
     losses=_LOSSES,
     extra="stablehlo",
+    reads_options=("dims",),
 )

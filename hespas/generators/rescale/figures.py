@@ -396,21 +396,33 @@ def extrapolate(graph: OpGraph, now: GraphFigures, other: OpGraph, sizes: AxisSi
     """
     rows = np.flatnonzero(~is_recorded_wait(graph))
     second = without_waits(other)
-    # Both graphs must be the same program: the same operations in the same order, with equal numbers of
-    # operands.
+    _check_same_program(graph, rows, second, sizes)
+    fit = _FigureFit(graph, rows, second, now, sizes)
+    operands, results = fit.types("operands"), fit.types("results")
+    columns = {name: fit.column(name) for name in NODE_FIGURES}
+    tables = {
+        table: {name: fit.table_column(table, name) for name in TABLE_FIGURES[table]} for table in now.tables
+    }
+    return GraphFigures(columns, tables, operands, results, fit.rows_of_types.build())
+
+
+def _check_same_program(graph: OpGraph, rows: NDArray[np.int64], second: OpGraph, sizes: AxisSizes) -> None:
+    """Raise ``UnsupportedError`` unless ``second`` has the operations of ``graph`` (the nodes ``rows``) in
+    the same order, with equal numbers of operands, collectives, messages and executions.
+    """
     ops = [graph.op_name(node) for node in rows.tolist()]
     others = [second.op_name(node) for node in range(len(second))]
     pairs = enumerate(zip(ops, others, strict=False))
     first = next((index for index, (one, two) in pairs if one != two), None)
     if first is None and len(ops) != len(others):
-        first = min(len(ops), len(others)) - 1
+        first = min(len(ops), len(others))
     if first is not None:
+        differing = (names[first] if first < len(names) else "the end" for names in (ops, others))
         raise UnsupportedError(
             f"the traces at {sizes.axis}={sizes.first} and {sizes.axis}={sizes.second} are different "
-            "programs: "
-            f"{len(ops)} operations against {len(others)}; the first difference is {ops[first]} against "
-            f"{others[first]}",
-            position=node_text(graph, int(rows[first])),
+            f"programs: {len(ops)} operations against {len(others)}; the first difference is "
+            f"{' against '.join(differing)}",
+            position=node_text(graph, int(rows[min(first, len(rows) - 1)])) if len(rows) else graph.name,
             hint="trace before a compiler chooses by size (StableHLO), or at sizes with equal choices",
         )
     for name in ("operands", "results"):
@@ -450,13 +462,6 @@ def extrapolate(graph: OpGraph, now: GraphFigures, other: OpGraph, sizes: AxisSi
             f"it runs {float(count[row]):,g} times" for count in (graph.executions[rows], second.executions)
         )
         raise _unfit(graph, int(rows[row]), "the operation", counts, sizes, hint=_SAME_PROGRAM)
-    fit = _FigureFit(graph, rows, second, now, sizes)
-    operands, results = fit.types("operands"), fit.types("results")
-    columns = {name: fit.column(name) for name in NODE_FIGURES}
-    tables = {
-        table: {name: fit.table_column(table, name) for name in TABLE_FIGURES[table]} for table in now.tables
-    }
-    return GraphFigures(columns, tables, operands, results, fit.rows_of_types.build())
 
 
 def _unfit(

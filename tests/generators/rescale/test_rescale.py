@@ -14,10 +14,13 @@ import hespas
 from hespas.api.conversion import Rescaling
 from hespas.cli.convert import app
 from hespas.generators.rescale import Rescale, find_mesh, parse_sizes
+from hespas.generators.rescale.figures import AxisSizes, GraphFigures, extrapolate
 from hespas.graph import (
     CollectiveKind,
     Diagnostics,
     ExplicitGroups,
+    GraphBuilder,
+    OpClass,
     OpGraph,
     Severity,
     StridedGroups,
@@ -341,3 +344,19 @@ def test_traces_of_a_rescaled_recording_are_valid(tmp_path: Path) -> None:
     hespas.convert(RUNS / "gloo2", tmp_path / "large", target_format="chakra", rescale={"dp": 8})
     assert len(list((tmp_path / "large").glob("*.et"))) == 8
     assert not [row for row in hespas.check(tmp_path / "large").violations if row.severity is Severity.ERROR]
+
+
+def test_a_longer_second_trace_differs_from_the_end_of_the_first() -> None:
+    def program(*ops: str) -> OpGraph:
+        builder = GraphBuilder("g")
+        for op in ops:
+            row = builder.strings.add(op)
+            builder.add_node(name_id=row, op_id=row, op_class=OpClass.ELEMENTWISE)
+        return builder.build()
+
+    short, long = program("add", "mul"), program("add", "mul", "exp")
+    sizes = AxisSizes("dp", 2, 4, 8)
+    with pytest.raises(UnsupportedError, match="the first difference is the end against exp"):
+        extrapolate(short, GraphFigures.of(short), long, sizes)
+    with pytest.raises(UnsupportedError, match="the first difference is exp against the end"):
+        extrapolate(long, GraphFigures.of(long), short, sizes)
