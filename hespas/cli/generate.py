@@ -200,7 +200,7 @@ def _make(call: Call, generator: Generator) -> None:
     emit(f"{done.headline()}{written}")
     if done.step is not None:
         emit(step_lines(done.step, done.step.where))
-    fits = {True: "fits", False: "does not fit", None: "cannot tell whether it fits"}[done.fits]
+    fits = {True: "fits", False: "does not fit", None: "unknown whether it fits"}[done.fits]
     capacity = f"{bytes_text(done.capacity_bytes) or 'unknown'}: {fits}" if done.hardware else ""
     rows = [
         ("maximum nodes per rank", count_text(done.nodes_per_rank_max)),

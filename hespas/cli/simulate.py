@@ -217,7 +217,7 @@ def _print_memory(memory: RankMemory, graph: OpGraph) -> None:
     elif isnan(memory.capacity_bytes):
         fit = ""
     elif memory.fits is None:
-        fit = f" of {capacity}: cannot tell whether it fits"
+        fit = f" of {capacity}: unknown whether it fits"
     else:
         fit = f", {'fits' if memory.fits else 'does not fit'} the {capacity} of the device"
     emit("")

@@ -79,7 +79,7 @@ KEPT_SPLIT = "devval"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableUse:
-    """How a calibration used one table: the number of rows measured on the device, and how many of them were
+    """Use of one table by a calibration: the number of rows measured on the device, and how many of them were
     fitted.
     """
 
