@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from hespas._version import __version__
 
 __all__ = [
+    "ProgressBar",
     "__version__",
     "accuracy",
     "analyze",
@@ -28,6 +29,11 @@ __all__ = [
     "estimate_table",
     "generate",
     "league",
+    "list_devices",
+    "list_estimators",
+    "list_formats",
+    "list_models",
+    "list_systems",
     "llm_step",
     "load_system",
     "profile_program",
@@ -47,6 +53,7 @@ __all__ = [
 
 if TYPE_CHECKING:
     from hespas.api import (
+        ProgressBar,
         accuracy,
         analyze,
         calibrate,
@@ -62,6 +69,11 @@ if TYPE_CHECKING:
         estimate_table,
         generate,
         league,
+        list_devices,
+        list_estimators,
+        list_formats,
+        list_models,
+        list_systems,
         llm_step,
         load_system,
         profile_program,

@@ -139,7 +139,7 @@ def _type_text(hint: Any) -> str:
 
 def _stated_type(function: Any, annotation: str) -> str:
     """Return the type of a parameter; a name of a declared option is replaced by its type."""
-    hint = getattr(inspect.unwrap(function), "__globals__").get(annotation)  # noqa: B009 - of any callable
+    hint = vars(sys.modules[function.__module__]).get(annotation)
     return _type_text(hint) if get_origin(hint) is Annotated else annotation
 
 
@@ -216,7 +216,8 @@ def api_document() -> str:
     parts = [_INTRODUCTION]
     for name, function in _functions():
         signature = _signature(name, function)
-        doc = f"{_plain(function.__doc__)}\n{_options_table(function)}"
+        options = _options_table(function) if inspect.isfunction(function) else ""
+        doc = f"{_plain(function.__doc__)}\n{options}"
         parts.append(f"## hespas.{name}\n\n```python\n{signature}\n```\n\n{doc}")
     parts.append("## Results\n")
     for name, kind in _result_classes().items():

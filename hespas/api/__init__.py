@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hespas.graph.plugins import lazy_names
+from hespas.graph.progress import ProgressBar
 
 __all__ = [
     "AccuracyReport",
@@ -32,6 +33,7 @@ __all__ = [
     "Missing",
     "NodeEstimates",
     "ProfiledProgram",
+    "ProgressBar",
     "Result",
     "RoundTripReport",
     "RunDifference",
@@ -70,6 +72,11 @@ __all__ = [
     "graph_estimator",
     "join_profile",
     "league",
+    "list_devices",
+    "list_estimators",
+    "list_formats",
+    "list_models",
+    "list_systems",
     "llm_step",
     "load_system",
     "op_class_summary",
@@ -165,6 +172,13 @@ if TYPE_CHECKING:
         read,
         read_profiles,
         write,
+    )
+    from hespas.api.listings import (
+        list_devices,
+        list_estimators,
+        list_formats,
+        list_models,
+        list_systems,
     )
     from hespas.api.lowering import (
         ConversionAccount,
@@ -326,6 +340,13 @@ _find = lazy_names(
         "calibrate_end_to_end",
         "league",
         "validate_serving",
+    ),
+    listings=(
+        "list_devices",
+        "list_estimators",
+        "list_formats",
+        "list_models",
+        "list_systems",
     ),
     samples=(
         "Samples",

@@ -4,7 +4,7 @@ communication.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf, isnan, nan
 from pathlib import Path
@@ -49,6 +49,7 @@ from hespas.graph import Diagnostics, Profile, StepFacts
 from hespas.graph.deprecation import RenamedAttribute, renamed_arguments
 from hespas.graph.errors import UsageError
 from hespas.graph.hints import INPUT, Option
+from hespas.graph.progress import Progress
 from hespas.report import Table
 from hespas.simulator.results import Throughput, rates_of, warn_of_rates
 
@@ -202,7 +203,7 @@ def analyze(
     format: SourceFormat = None,  # noqa: A002 # the word users know
     options: ReadingRecording = None,
     diagnostics: Diagnostics | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> Analysis:
     """Analyse profiles of one job (values or paths), each of one or more ranks; a folder holds one per
     rank.
@@ -269,7 +270,7 @@ def _read_sources(
     format_name: str | None,
     options: ReadOptions | None,
     diagnostics: Diagnostics,
-    progress: Callable[[int, int], None] | None,
+    progress: Progress | None,
 ) -> tuple[tuple[str, ...], list[Profile]]:
     """Return the names of the sources, and the profiles of all of them. Raises ``UsageError`` without a
     profile.

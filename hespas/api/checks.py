@@ -4,7 +4,7 @@ traces.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +19,7 @@ from hespas.graph import Diagnostics, Profile, Workload
 from hespas.graph.deprecation import RenamedAttribute
 from hespas.graph.errors import FormatError, UnsupportedError, UsageError
 from hespas.graph.hints import Option, OptionsOf, PositiveInt
+from hespas.graph.progress import Progress
 from hespas.report import Table, table_from_records
 from hespas.report.texts import counted
 from hespas.validators.checker import CheckOptions, check_workload
@@ -170,7 +171,7 @@ def roundtrip(
     formats: _Formats = (),
     jobs: _Jobs = 2,
     options: _Reading = None,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> RoundTripReport:
     """Convert files, which are read with ``options``, through every pair of ``formats`` (default: all) and
     back, in ``jobs`` processes. Raises ``FormatError`` for unreadable input, ``UsageError`` for unknown

@@ -81,6 +81,7 @@ from hespas.graph.errors import (
     UsageError,
 )
 from hespas.graph.hints import INPUT, OUTPUT, Option, OptionsOf
+from hespas.graph.progress import Progress
 from hespas.report import Column, Table, table_from_rows
 
 __all__ = ["Conversion", "ConversionDocument", "Rescaling", "conversion_document", "convert"]
@@ -252,7 +253,7 @@ def convert(
     overwrite: bool = False,
     jobs: Jobs = 2,
     parts: _Parts = None,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
     diagnostics: Diagnostics | None = None,
 ) -> Conversion:
     """Convert ``source``, a path or a value, to ``destination``; ``-`` is standard input or output.

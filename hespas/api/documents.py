@@ -29,6 +29,7 @@ from hespas.report.tables import Table
 
 if TYPE_CHECKING:
     import pandas
+    import pyarrow
 
 __all__ = [
     "STANDARD_STREAM",
@@ -46,7 +47,6 @@ __all__ = [
     "write_json",
 ]
 
-_ROWS_SHOWN = 20
 _CHUNK_BYTES = 1 << 20
 _HEAD_BYTES = 16 << 20
 """Size of the head of standard input from which the format is sniffed."""
@@ -120,6 +120,10 @@ class Result(ABC):
         """Return the rows of :meth:`table` as a data frame; unknown values are NaN."""
         return self.table().to_pandas()
 
+    def to_arrow(self) -> pyarrow.Table:
+        """Return the rows of :meth:`table` as an Arrow table; unknown values are null."""
+        return self.table().to_arrow()
+
     def to_dict(self) -> dict[str, Any]:
         """Return the document of ``--json`` as Python values; unknown values are None."""
         document: dict[str, Any] = json.loads(self.to_json())
@@ -130,11 +134,7 @@ class Result(ABC):
 
     def _repr_html_(self) -> str:
         """Return the summary line and the first rows of the table, for notebooks."""
-        from hespas.report.page import rows_html
-
-        table = self.table()
-        more = f"<p>{len(table) - _ROWS_SHOWN:,} more rows</p>" if len(table) > _ROWS_SHOWN else ""
-        return f"<p>{escape(repr(self))}</p>{rows_html(table, _ROWS_SHOWN)}{more}"
+        return f"<p>{escape(repr(self))}</p>{self.table().to_html()}"
 
 
 def write_json(document: object, path: Path, *, overwrite: bool = False) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf, isnan, nan
 from pathlib import Path
@@ -36,6 +36,7 @@ from hespas.graph.columns import BoolArray
 from hespas.graph.errors import FormatError, UnsupportedError, UsageError
 from hespas.graph.hints import Option
 from hespas.graph.passes import GroupRegions, is_recorded_wait, known_sum, with_durations
+from hespas.graph.progress import Progress
 from hespas.graph.workload import of_own_ranks
 from hespas.hardware import load_device
 from hespas.report.tables import Column, Table, Values, column_of, joined_tables, write_tables
@@ -136,7 +137,7 @@ def estimate(
     format: SourceFormat = None,  # noqa: A002 # the word users know
     options: ReadingProgram = None,
     diagnostics: Diagnostics | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> NodeEstimates:
     """Estimate the time of each operation of each rank class on ``hardware`` (a name or a TOML file).
 

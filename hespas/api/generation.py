@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from math import isnan, nan
 from pathlib import Path
@@ -21,6 +20,7 @@ from hespas.graph import Diagnostics, Workload
 from hespas.graph.errors import UnsupportedError
 from hespas.graph.hints import DEVICE, Option
 from hespas.graph.passes import totals
+from hespas.graph.progress import Progress
 from hespas.hardware import System, load_device
 from hespas.report import Column, Table, column_of, table_from_rows
 from hespas.report.texts import counted
@@ -190,7 +190,7 @@ def generate(
     options: WritingJob = None,
     overwrite: bool = False,
     diagnostics: Diagnostics | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> GenerationResult:
     """Make a workload, and write it to ``destination`` if given (Chakra traces unless its suffix or
     ``format`` selects another format). ``measure`` computes the size of the traces of all ranks. With

@@ -27,6 +27,7 @@ from hespas.graph import Diagnostics, Profile, Workload, find_dtype
 from hespas.graph.equality import content_key
 from hespas.graph.errors import InvariantError, UnsupportedError, UsageError
 from hespas.graph.passes import with_default_dtype
+from hespas.graph.progress import Progress
 from hespas.measurements.consistency import RecordingFacts, check_job, check_recording, facts_of
 
 __all__ = [
@@ -247,7 +248,7 @@ class WriteSharding:
         ranks: range | None = None,
         version: str = "",
         jobs: int = 1,
-        progress: Callable[[int, int], None] | None = None,
+        progress: Progress | None = None,
     ) -> WriteOptions:
         """Return all write options."""
         return WriteOptions(

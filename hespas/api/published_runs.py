@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from math import nan
 from pathlib import Path
@@ -14,6 +13,7 @@ from hespas.graph import Diagnostics
 from hespas.graph.deprecation import RenamedAttribute
 from hespas.graph.errors import UsageError
 from hespas.graph.hints import Option, PositiveInt
+from hespas.graph.progress import Progress
 from hespas.report import Table, table_from_records
 from hespas.studies.league.evaluation import CalibrateBy
 from hespas.studies.serving import Calibrate
@@ -108,7 +108,7 @@ def league(
     factors: _Factors = None,
     estimator: _Estimator = "composite",
     jobs: _Jobs = 2,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
     diagnostics: Diagnostics | None = None,
 ) -> LeagueReport:
     """Predict the step of every row of ``table`` (columns: ``docs/league.md``) from its settings, and compare
@@ -195,7 +195,7 @@ def calibrate_end_to_end(
     *,
     estimator: str = "composite",
     jobs: PositiveInt = 2,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
     diagnostics: Diagnostics | None = None,
 ) -> FactorsReport:
     """Fit the ratio of measured to predicted time for each component of a step on ``hardware``, per
@@ -296,7 +296,7 @@ def validate_serving(
     calibrate: _ServingCalibration = "none",
     recorded: _Recorded = None,
     estimator: ChosenEstimator = "composite",
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
     diagnostics: Diagnostics | None = None,
 ) -> ServingAccuracyReport:
     """Compare predicted TTFT and TPOT with measured serving runs.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import nan
 from pathlib import Path
@@ -32,6 +31,7 @@ from hespas.graph.hints import (
     PositiveInt,
     check_fields,
 )
+from hespas.graph.progress import Progress
 from hespas.hardware import load_device
 from hespas.report import Column, Table, write_tables
 from hespas.simulator.serving import (
@@ -476,7 +476,7 @@ def serve(
     *,
     per_request: _PerRequest = False,
     diagnostics: Diagnostics | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> ServingResult:
     """Simulate a server that answers ``requests``: a log (CSV or JSON lines: arrival, prompt tokens, output
     tokens), an arrival process (``poisson:rate=4,prompt=1024,output=256``, ``bursts:``,

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -22,6 +22,7 @@ from hespas.graph import Diagnostics, Profile, Workload
 from hespas.graph.deprecation import renamed_arguments
 from hespas.graph.errors import UsageError
 from hespas.graph.hints import OUTPUT, AtLeast, AtMost, NonNegativeInt, Option
+from hespas.graph.progress import Progress
 from hespas.simulator.astra.configuration import Backend
 from hespas.simulator.astra.external import DEFAULT_TIMEOUT_S
 from hespas.simulator.job.matching import Protocol
@@ -236,7 +237,7 @@ def simulate(
     astra_bin: _AstraBin = None,
     astra_timeout: _AstraTimeout = DEFAULT_TIMEOUT_S,
     diagnostics: Diagnostics | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> SimulationResult:
     """Simulate one step of all ranks in the workload: see :func:`hespas.simulator.simulate`.
 

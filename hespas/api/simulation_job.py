@@ -31,6 +31,7 @@ from hespas.files.streams import first_bytes
 from hespas.graph import ESTIMATED_ON, Diagnostics, Profile, Timeline, Workload
 from hespas.graph.deprecation import renamed_arguments
 from hespas.graph.errors import FormatError, InvariantError, OutputError, UnsupportedError, UsageError
+from hespas.graph.progress import Progress
 from hespas.hardware import Device, System, load_device, named_device
 from hespas.simulator import JobScheduler, ListScheduler, Simulation, Simulator
 from hespas.simulator import simulate as run_simulator
@@ -121,7 +122,7 @@ class StepJob:
     granularity: Granularity | None
     on_unknown: MissingPolicy
     diagnostics: Diagnostics
-    progress: Callable[[int, int], None] | None
+    progress: Progress | None
     system: System | None = None
 
     def of_source(
@@ -510,7 +511,7 @@ def write_timeline(
     hardware: str = "",
     overwrite: bool = False,
     diagnostics: Diagnostics | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> int:
     """Write a simulated run atomically, with measured profiles as ``overlay``, whose first step starts when
     the run starts: see :func:`aligned`.

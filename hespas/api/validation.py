@@ -26,6 +26,7 @@ from hespas.graph import Diagnostics, Profile, Workload
 from hespas.graph.deprecation import RenamedAttribute, renamed_arguments
 from hespas.graph.errors import UsageError
 from hespas.graph.hints import AtLeast, Option
+from hespas.graph.progress import Progress
 from hespas.report import Table, column_of, table_from_records
 
 if TYPE_CHECKING:
@@ -50,7 +51,6 @@ __all__ = [
 ]
 
 _Path = str | Path
-_Progress = Callable[[int, int], None]
 _FITTED = ("calibrated", "systolic", "learned")
 """Estimators that can be fitted."""
 
@@ -210,7 +210,7 @@ def accuracy(
     min_coverage: _MinCoverage = None,
     options: ReadingTrace = None,
     diagnostics: Diagnostics | None = None,
-    progress: _Progress | None = None,
+    progress: Progress | None = None,
 ) -> AccuracyReport:
     """Compare estimates with measured ``profiles`` (or graphs with times) on ``hardware``, or with tables of
     measured operations. The report includes naive baselines and the noise of the measurement.
@@ -295,7 +295,7 @@ def _read_values(
     sources: Sequence[_Path | Value],
     diagnostics: Diagnostics,
     options: ReadOptions | None,
-    progress: _Progress | None = None,
+    progress: Progress | None = None,
     captures: Sequence[_Path] | None = None,
 ) -> list[Value]:
     values: list[Value] = []
@@ -309,7 +309,7 @@ def _read_values(
     return values
 
 
-def _read_tables(paths: Sequence[_Path], progress: _Progress | None) -> list[Measurements]:
+def _read_tables(paths: Sequence[_Path], progress: Progress | None) -> list[Measurements]:
     """Read tables of measured operations. Raises ``UsageError`` for a table that is given twice."""
     from hespas.measurements import read_measurements
 

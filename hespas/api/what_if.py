@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from math import isfinite, isnan, nan
@@ -27,7 +27,8 @@ from hespas.files.trust import allowing_programs, programs_allowed
 from hespas.graph import Diagnostics
 from hespas.graph.errors import FormatError, OutputError
 from hespas.graph.hints import OUTPUT, AtLeast, AtMost, Option, OptionsOf
-from hespas.hardware import is_path
+from hespas.graph.progress import Progress
+from hespas.hardware import own_device_file, own_system_file
 from hespas.report.drawings import Bar, stacked_bars
 from hespas.report.page import Block, Drawing, Page, Paragraph, Section, TableView, page_html
 from hespas.report.tables import Column, Kind, Table, column_of, table_from_rows
@@ -168,7 +169,7 @@ def simulate_grid(
     allow_programs: bool = False,
     overwrite: bool = False,
     diagnostics: Diagnostics | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> GridResult:
     """Simulate every combination of the axes of a grid (a value or a file) in ``jobs`` processes. Workloads
     are read with ``options``.
@@ -243,8 +244,11 @@ def _row_key(settings: Mapping[str, GridValue], options: ReadOptions) -> str:
         text = str(value)
         if key == "estimator":
             paths = named_paths(text.partition(":")[2])
+        elif key in {"hardware", "system"}:
+            file = (own_device_file if key == "hardware" else own_system_file)(text)
+            paths = [] if file is None else [file]
         else:
-            paths = [Path(text)] if AXES[key].is_path or is_path(text) else []
+            paths = [Path(text)] if AXES[key].is_path else []
         for path in paths:
             try:
                 entries = sorted(path.iterdir()) if path.is_dir() else [path]

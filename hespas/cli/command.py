@@ -23,6 +23,7 @@ from hespas.files.limits import INPUT_BYTES_VARIABLE, limits
 from hespas.files.output import check_report_files
 from hespas.files.streams import STANDARD_STREAM, read_document
 from hespas.files.trust import allowing_programs, check_limits, untrusted_limits
+from hespas.files.user_folders import HARDWARE_VARIABLE, default_hardware
 from hespas.graph.diagnostics import Diagnostics
 from hespas.graph.errors import UsageError
 from hespas.graph.hints import (
@@ -39,6 +40,7 @@ from hespas.graph.hints import (
     options_of,
     parameters_of,
 )
+from hespas.graph.progress import Progress
 
 __all__ = [
     "LISTING",
@@ -182,9 +184,7 @@ class Call:
                 check_apart("--json", self.json_file, {"--report": [folder / name for name in names]})
             check(folder, names, overwrite=self.overwrite)
 
-    def arguments(
-        self, function: Callable[..., object], progress: Callable[[int, int], None] | None = None
-    ) -> dict[str, Any]:
+    def arguments(self, function: Callable[..., object], progress: Progress | None = None) -> dict[str, Any]:
         """Return the keyword arguments for a function of :mod:`hespas.api` from the options that are
         given.
         """
@@ -256,6 +256,7 @@ def command(
                 debug, call.diagnostics, call.subject, documents=call.documents().values(), reads=reads,
                 writes=[*call.paths("writes"), *call.paths("folder")],
             ):  # fmt: skip
+                texts |= _devices_and_systems(declared, texts)
                 if groups := texts.get("comm_groups"):  # report a file that cannot be read, in any command
                     read_document(groups, limits().groups_bytes, "a list of process groups")
                 values = {name: call[name] for name in own}
@@ -289,6 +290,42 @@ def command(
         return run
 
     return decorate
+
+
+def _devices_and_systems(
+    options: Mapping[str, DeclaredOption], texts: Mapping[str, Any]
+) -> dict[str, list[str] | str]:
+    """Return the values of the options that name devices or systems: lists are split at commas, and a device
+    that the command needs has the user's default.
+
+    Raises ``UsageError`` if a needed device is not given and there is no default.
+    """
+    named: dict[str, list[str] | str] = {}
+    for name, declared in options.items():
+        if declared.option.completes not in {"devices", "systems"}:
+            continue
+        value, takes_list = texts[name], _cli_type(declared)[1]
+        if _takes_default_hardware(declared) and value in _ABSENT:
+            value = default_hardware()
+            if not value:
+                hint = (
+                    f"{declared.flag} NAME, or set {HARDWARE_VARIABLE}; list the names: hespas hardware list"
+                )
+                raise UsageError(f"{declared.flag} is required", hint=hint)
+            value = [value] if takes_list else value
+        if takes_list and value:
+            value = [
+                part
+                for text in map(str, value)
+                for part in ([text] if hardware_files(text) else filter(None, text.split(",")))
+            ]
+        named[name] = value
+    return named
+
+
+def _takes_default_hardware(declared: DeclaredOption) -> bool:
+    """Return True if the command needs the device that an option names."""
+    return declared.option.completes == "devices" and declared.is_required
 
 
 def _order(parameter: inspect.Parameter, panels: Sequence[str]) -> int:
@@ -363,7 +400,12 @@ def _parameter(declared: DeclaredOption) -> inspect.Parameter:
         name, number = ("min", bound.least) if isinstance(bound, AtLeast) else ("max", bound.most)
         bounds[name] = int(number) if kind is int else number
     default: Any = declared.default if not repeats and declared.default not in ((), {}) else None
-    if declared.is_required:
+    shows_default: bool | str = option.default_text or False
+    if option.default_text is None:
+        shows_default = HARDWARE_VARIABLE if _takes_default_hardware(declared) else True
+    if _takes_default_hardware(declared):
+        default = None
+    elif declared.is_required:
         default = inspect.Parameter.empty
     elif default is REQUIRED:
         default = None
@@ -371,7 +413,7 @@ def _parameter(declared: DeclaredOption) -> inspect.Parameter:
         "metavar": option.metavar,
         "help": flagged(option.help),
         "rich_help_panel": option.panel or None,
-        "show_default": True if option.default_text is None else option.default_text or False,
+        "show_default": shows_default,
         "autocompletion": _COMPLETIONS.get(option.completes),
         **bounds,
     }
@@ -399,17 +441,17 @@ def _completions(incomplete: str, names: Iterable[str]) -> Sequence[str]:
 
 
 def device_names(incomplete: str) -> Sequence[str]:
-    """Complete the names of built-in devices for a shell, which completes paths itself."""
+    """Complete the names of devices for a shell, which completes paths itself."""
     from hespas import hardware
 
-    return _completions(incomplete, hardware.device_names())
+    return _completions(incomplete, (*hardware.device_names(), *hardware.own_names("devices")))
 
 
 def system_names(incomplete: str) -> Sequence[str]:
-    """Complete the names of built-in systems for a shell."""
+    """Complete the names of systems for a shell."""
     from hespas import hardware
 
-    return _completions(incomplete, hardware.system_names())
+    return _completions(incomplete, (*hardware.system_names(), *hardware.own_names("systems")))
 
 
 def estimator_names(incomplete: str) -> Sequence[str]:

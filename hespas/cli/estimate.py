@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import isnan, nan
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -179,17 +180,16 @@ def estimators(
 ) -> None:
     """List the estimators, their availability on this machine and the packages that they need."""
     destination = list_file(json_file, as_json=as_json, overwrite=call.overwrite)
-    from hespas.estimators.registry import list_estimators
+    from hespas import api
 
-    rows = list_estimators()
     if destination:
-        from hespas import api
+        from hespas.estimators.registry import list_estimators
 
-        api.write_json(api.estimators_document(rows), destination, overwrite=call.overwrite)
+        api.write_json(api.estimators_document(list_estimators()), destination, overwrite=call.overwrite)
         return
-    lines = [(row.name, "yes" if row.available else "no", row.what, flagged(row.detail)) for row in rows]
-    header = columns("text", "estimator", "available", "description", "detail")
-    emit(table_from_rows(header, lines).to_text())
-    for row in rows:
-        if row.install and not row.available:
-            emit(f"{row.name}: {flagged(row.install)}")
+    table = api.list_estimators()
+    details = [flagged(detail) for detail in table.columns["detail"]]
+    emit(replace(table, columns={**table.columns, "detail": details}).to_text())
+    for row in table.to_records():
+        if row["install"]:
+            emit(f"{row['estimator']}: {flagged(str(row['install']))}")

@@ -26,7 +26,7 @@ from hespas.generators.spec import Generator
 from hespas.graph.errors import UsageError
 from hespas.graph.hints import Option, options_of
 from hespas.report.tables import Column, columns, table_from_rows
-from hespas.report.texts import bytes_text, count_text, counted, flops_text
+from hespas.report.texts import bytes_text, count_text, flops_text
 
 __all__ = ["app", "collectives", "dit", "dlrm", "eager", "llm", "random", "vit"]
 
@@ -71,7 +71,9 @@ def llm(call: Call, *, row: _Row = "", list_models: _List = False) -> None:
     if list_models:
         others = settings | options_of(generate).keys() | {"json_file", "overwrite", "row", "model"}
         _refuse(call, others, "list-only", "not available with --list")
-        _print_models()
+        from hespas.api import listings
+
+        emit(listings.list_models().to_text())
         return
     if bool(call["model"]) == bool(row):
         raise UsageError(
@@ -98,25 +100,6 @@ def _refuse(call: Call, names: set[str], code: str, reason: str) -> None:
     if written:
         others = f" (nor {', '.join(written[1:])})" if len(written) > 1 else ""
         raise UsageError(f"{written[0]}: {reason}{others}", code=code, hint="leave it out")
-
-
-def _print_models() -> None:
-    """Print the built-in models."""
-    from hespas.generators.llm import load_model, model_names
-    from hespas.generators.llm.model import model_parameters
-
-    models = {name: load_model(name) for name in model_names()}
-    rows = [
-        (name, model_parameters(model), counted(len(model.layers), "layer"), model.source)
-        for name, model in models.items()
-    ]
-    header = (
-        *columns("text", "model"),
-        *columns("count", "parameters"),
-        *columns("number", "layers", write=str),
-        *columns("text", "source"),
-    )
-    emit(table_from_rows(header, rows).to_text())
 
 
 @_generator_command(dlrm_step)

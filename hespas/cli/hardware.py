@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -12,10 +12,6 @@ from hespas.cli.destinations import AsJson, ListFile, check_reports, check_suffi
 from hespas.cli.terminal import emit, report_diagnostics
 from hespas.graph.errors import UsageError, clipped
 from hespas.graph.hints import Option
-from hespas.report.tables import columns, table_from_rows
-
-if TYPE_CHECKING:
-    from hespas.hardware import Device
 
 __all__ = [
     "app",
@@ -27,7 +23,6 @@ __all__ = [
 ]
 
 _ASTRA_SIM = "astra-sim"
-_MAX_ALIASES_WIDTH = 32
 _MAX_DIGITS = 9
 
 app = typer.Typer(
@@ -93,68 +88,20 @@ def hardware_list(
     json_file: ListFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """List the built-in devices and systems."""
+    """List the devices and systems, the user's own last."""
     destination = list_file(json_file, as_json=as_json, overwrite=call.overwrite)
-    from hespas.hardware import device_names, load_device, load_system, system_names
+    from hespas import api
 
-    devices = [load_device(name) for name in device_names()]
-    systems = [load_system(name) for name in system_names()]
     if destination:
-        from hespas import api
+        from hespas.hardware import device_names, load_device, load_system, own_names, system_names
 
+        devices = [load_device(name) for name in (*device_names(), *own_names("devices"))]
+        systems = [load_system(name) for name in (*system_names(), *own_names("systems"))]
         api.write_json(api.devices_document(devices, systems), destination, overwrite=call.overwrite)
         return
-    header = (
-        *columns("text", "device", "vendor"),
-        *columns("number", "dense bf16/f16", write="{:,.1f} TFLOP/s".format, unknown="-"),
-        *columns("number", "memory", write="{:,.0f} GB/s".format),
-        *columns("number", "capacity", write="{:,.0f} GB".format),
-        *columns("text", "aliases"),
-    )
-    emit(table_from_rows(header, map(_device_row, devices)).to_text())
+    emit(api.list_devices().to_text())
     emit("")
-    rows = [
-        (
-            system.name,
-            system.device or "any",
-            f"up to {system.most:,}" if system.most > 0 else "any",
-            ", ".join(
-                f"{dimension.name} {dimension.bandwidth_bytes_per_s / 1e9:,.4g} GB/s"
-                for dimension in system.dimensions
-            ),
-        )
-        for system in systems
-    ]
-    of_system = (
-        *columns("text", "system", "device"),
-        *columns("number", "devices", write=str),
-        *columns("text", "dimensions, inner first"),
-    )
-    emit(table_from_rows(of_system, rows).to_text())
-
-
-def _device_row(device: Device) -> tuple[object, ...]:
-    # Rates with float32 accumulators, which frameworks use: GeForce is faster with float16 ones.
-    rates = [
-        peak.flops_per_s
-        for peak in device.peaks
-        if peak.dtype in {"bf16", "f16"} and peak.unit == "matrix" and peak.accumulator != "f16"
-    ]
-    memory = next(memory for memory in device.memories if memory.level == "main")
-    aliases = ""
-    for alias in device.aliases:
-        longer = f"{aliases}, {alias}" if aliases else alias
-        if len(longer) > _MAX_ALIASES_WIDTH:
-            break
-        aliases = longer
-    return (
-        device.name,
-        device.vendor,
-        max(rates) / 1e12 if rates else None,
-        memory.bandwidth_bytes_per_s / 1e9,
-        memory.capacity_bytes / 1e9,
-        aliases,
-    )
+    emit(api.list_systems().to_text())
 
 
 @app.command("show")

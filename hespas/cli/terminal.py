@@ -7,7 +7,7 @@ import io
 import os
 import re
 import sys
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager, redirect_stdout
 from contextvars import ContextVar
 from math import isnan, nan
@@ -18,6 +18,7 @@ import typer
 
 from hespas.graph.diagnostics import Diagnostics, Severity
 from hespas.graph.errors import OutputError, clipped
+from hespas.graph.progress import Progress
 from hespas.report.texts import count_text, counted, plain_text, time_text
 
 if TYPE_CHECKING:
@@ -178,7 +179,7 @@ def report_diagnostics(diagnostics: Diagnostics, source: Path | str) -> None:
 
 
 @contextmanager
-def progress_bar(label: str, wanted: bool | None) -> Generator[Callable[[int, int], None] | None]:
+def progress_bar(label: str, wanted: bool | None) -> Generator[Progress | None]:
     """Yield a callback that draws a progress bar on standard error, or None.
 
     None is yielded if ``wanted`` is False, or if it is None and standard error is not a terminal.
@@ -186,10 +187,10 @@ def progress_bar(label: str, wanted: bool | None) -> Generator[Callable[[int, in
     if sys.stderr is None or wanted is False or (wanted is None and not sys.stderr.isatty()):
         yield None
         return
+    from rich import progress
     from rich.console import Console
-    from rich.progress import Progress
 
-    with Progress(console=Console(stderr=True), transient=True) as bar:
+    with progress.Progress(console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(label, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
 

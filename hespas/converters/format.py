@@ -17,6 +17,7 @@ from hespas.graph import WHOLE_JOB, Diagnostics, Profile, Workload
 from hespas.graph.errors import UsageError
 from hespas.graph.hints import INPUT, OUTPUT, Option, PositiveInt
 from hespas.graph.plugins import attribute_of
+from hespas.graph.progress import Progress
 
 __all__ = [
     "HEAD_BYTES",
@@ -231,7 +232,7 @@ class ReadOptions:
     capture: tuple[Path, ...] = ()
     locations: bool = True
     max_bytes: PositiveInt = field(default_factory=lambda: limits().input_bytes)
-    progress: Callable[[int, int], None] | None = None
+    progress: Progress | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -258,7 +259,7 @@ class WriteOptions:
     shard: Shard = None
     resume: Resume = False
     cluster: Cluster = ""
-    progress: Callable[[int, int], None] | None = None
+    progress: Progress | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

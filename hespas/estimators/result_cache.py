@@ -21,21 +21,13 @@ import msgspec
 
 from hespas.graph.errors import OutputError
 
-__all__ = ["ResultCache", "cache_folder", "content_key"]
+__all__ = ["ResultCache", "content_key"]
 
 _Result = TypeVar("_Result", bound=msgspec.Struct)
 
 _LARGEST = 1 << 20
 _TOUCHED_S = 1.0
 _POLL_S = 0.1
-
-
-def cache_folder(*parts: str) -> Path:
-    """Return the default folder of cached results; ``parts`` are the names of its subfolders."""
-    home = os.environ.get("XDG_CACHE_HOME", "")
-    # The standard: a relative path is ignored.
-    base = Path(home) if home and Path(home).is_absolute() else Path.home() / ".cache"
-    return base.joinpath("hespas", *parts)
 
 
 def content_key(parts: Sequence[str]) -> str:

@@ -34,6 +34,7 @@ from hespas.graph.errors import (
     UsageError,
     clipped,
 )
+from hespas.graph.progress import Progress
 
 __all__ = [
     "ROOT",
@@ -442,7 +443,7 @@ def pool(
     tasks: Sequence[_Task],
     jobs: int,
     *,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
     finished: int = 0,
 ) -> Iterator[tuple[int, _Result]]:
     """Run ``work`` on each task in ``jobs`` processes (1: this one). Yield the index and the result of each

@@ -2,11 +2,12 @@
 
 A reader, pass or writer adds findings to a :class:`Diagnostics`. Repeated findings of one code are counted,
 and only the first few are stored with their location, so a million unknown operations cost a handful of
-objects.
+objects. Stored findings are also written to the logger ``hespas``.
 """
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -34,6 +35,21 @@ class Diagnostic:
     path: str = ""
     rank: int | None = None
     node: int | None = None
+
+
+def _log(diagnostic: Diagnostic) -> None:
+    """Write a finding to the logger ``hespas``, for programs that use :mod:`logging`.
+
+    Without such a program the module is not imported, which would delay the start of commands.
+    """
+    logging = sys.modules.get("logging")
+    if logging is None:
+        return
+    logger = logging.getLogger("hespas")
+    if not logger.handlers:
+        logger.addHandler(logging.NullHandler())  # otherwise warnings are printed
+    level = getattr(logging, diagnostic.severity.name)
+    logger.log(level, "%s: %s [%s]", diagnostic.location, diagnostic.message, diagnostic.code)
 
 
 @dataclass(slots=True)
@@ -67,6 +83,7 @@ class Diagnostics:
         self._counts[key] = seen + count
         if seen < self.keep:
             self._stored.append(diagnostic)
+            _log(diagnostic)
 
     def info(self, code: str, location: str, message: str, *, path: str = "", count: int = 1) -> None:
         """Record a finding that changes no result."""

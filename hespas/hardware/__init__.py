@@ -26,10 +26,20 @@ from hespas.hardware.library import (
     is_path,
     load_device,
     named_device,
+    own_device_file,
+    own_names,
     resolve_reference,
 )
 from hespas.hardware.peaks import PeakChoice, peak_for, product_peak, type_multiplied
-from hespas.hardware.system import Dimension, System, load_system, read_system, system_names, system_to_toml
+from hespas.hardware.system import (
+    Dimension,
+    System,
+    load_system,
+    own_system_file,
+    read_system,
+    system_names,
+    system_to_toml,
+)
 from hespas.hardware.typed_toml import FigureSource
 
 __all__ = [
@@ -58,6 +68,9 @@ __all__ = [
     "load_device",
     "load_system",
     "named_device",
+    "own_device_file",
+    "own_names",
+    "own_system_file",
     "peak_for",
     "product_peak",
     "read_system",

@@ -8,9 +8,11 @@ import tomllib
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from pathlib import Path
+from typing import Literal
 
 from hespas.files.streams import STANDARD_STREAM
 from hespas.files.trust import file_in_folder_of
+from hespas.files.user_folders import config_folder
 from hespas.graph.errors import FormatError, UsageError, clipped
 from hespas.hardware.device_fits import Fit, has_shipped_fits, shipped_fits
 from hespas.hardware.devices import Device, read_device
@@ -27,6 +29,9 @@ __all__ = [
     "is_path",
     "load_device",
     "named_device",
+    "own_device_file",
+    "own_file",
+    "own_names",
     "resolve_reference",
 ]
 
@@ -86,13 +91,41 @@ class DeviceIndex:
 def load_device(name_or_path: str | os.PathLike[str]) -> Device:
     """Return the device with a name or alias, or the device in a file. Only one file is decoded.
 
-    A path is anything that ends in ``.toml``, contains a path separator, or is a ``PathLike``. Use it only
-    for names and paths that the user gave, on a command line or in a call; :func:`resolve_reference` resolves
-    references in files. Raises ``UsageError`` for an unknown or ambiguous name, ``FormatError`` for a file
-    that is not a device.
+    A path is anything that ends in ``.toml``, contains a path separator, or is a ``PathLike``. Names are
+    those of shipped devices and of files in the user's folder ``devices``
+    (:func:`hespas.files.user_folders.config_folder`). Use it only for names and paths that the user gave, on
+    a command line or in a call; :func:`resolve_reference` resolves references in files. Raises ``UsageError``
+    for an unknown or ambiguous name, ``FormatError`` for a file that is not a device.
+    """
+    path = own_device_file(name_or_path)
+    return named_device(os.fspath(name_or_path)) if path is None else read_device(path)
+
+
+def own_file(
+    name_or_path: str | os.PathLike[str], shipped: DeviceIndex, folder_name: Literal["devices", "systems"]
+) -> Path | None:
+    """Return the file of a user's own device or system: a path, or the name of a file in the user's
+    configuration folder; None for any other name.
+
+    Raises ``UsageError`` if such a file has the name of a shipped one.
     """
     text = os.fspath(name_or_path)
-    return read_device(Path(text)) if is_path(name_or_path) else named_device(text)
+    if is_path(name_or_path):
+        return Path(text)
+    own = _own_index(folder_name)
+    name = own.known(text)
+    if name and shipped.known(text):
+        raise UsageError(
+            f"'{clipped(text)}' names a {folder_name[:-1]} that ships with Hespas, and a file",
+            path=str(own.folder / f"{name}.toml"),
+            hint="rename the file and its aliases",
+        )
+    return own.folder / f"{name}.toml" if name else None
+
+
+def own_device_file(name_or_path: str | os.PathLike[str]) -> Path | None:
+    """Return the file of a user's own device (see :func:`own_file`)."""
+    return own_file(name_or_path, index_folder(DATA_FOLDER), "devices")
 
 
 def is_path(name_or_path: str | os.PathLike[str]) -> bool:
@@ -120,10 +153,11 @@ def device_files(name_or_path: str | os.PathLike[str]) -> tuple[Path, ...]:
     """Return the files of a user's device and of its learned models; empty for a name, whose files ship with
     the package. Raises the errors of :func:`load_device`.
     """
-    if not is_path(name_or_path):
+    path = own_device_file(name_or_path)
+    if path is None:
         return ()
-    cards = map(Path, load_device(name_or_path).learned_models)
-    return (Path(name_or_path), *(file for card in cards for file in (card, card.with_suffix(".npz"))))
+    cards = map(Path, read_device(path).learned_models)
+    return (path, *(file for card in cards for file in (card, card.with_suffix(".npz"))))
 
 
 def named_device(spelling: str) -> Device:
@@ -172,13 +206,31 @@ def canonical_name(name: str) -> str:
 
 @cache
 def device_names() -> tuple[str, ...]:
-    """Return the names of the shipped devices, sorted; a device's file is its name with ``.toml``."""
+    """Return the names of the shipped devices, sorted; a device's file is its name with ``.toml``. They are
+    the same for all users; :func:`own_names` are the user's.
+    """
     return tuple(sorted(path.stem for path in DATA_FOLDER.glob("*.toml")))
+
+
+def own_names(folder_name: Literal["devices", "systems"]) -> tuple[str, ...]:
+    """Return the names of the device or system files in the user's configuration folder, sorted."""
+    return _own_index(folder_name).names
 
 
 @cache
 def index_folder(folder: Path) -> DeviceIndex:
-    """Return the index of a folder of device files. Only the list of aliases of each file is read.
+    """Return the index of a folder of the package (see :func:`_indexed`)."""
+    return _indexed(folder)
+
+
+def _own_index(folder_name: Literal["devices", "systems"]) -> DeviceIndex:
+    """Return the index of a folder of the user, which may change at any time."""
+    return _indexed(config_folder(folder_name))
+
+
+def _indexed(folder: Path) -> DeviceIndex:
+    """Return the index of a folder of device or system files, without entries if it does not exist. Only the
+    list of aliases of each file is read.
 
     Raises ``FormatError`` with both files if two files have the same name or alias.
     """

@@ -23,7 +23,7 @@ from typing import Annotated, Literal, cast
 from msgspec import Meta, structs
 
 from hespas.graph.errors import FormatError, UsageError, clipped
-from hespas.hardware.library import canonical_name, index_folder, is_path
+from hespas.hardware.library import canonical_name, index_folder, own_file
 from hespas.hardware.typed_toml import (
     Count,
     CountOrUnknown,
@@ -48,6 +48,7 @@ __all__ = [
     "Placement",
     "System",
     "load_system",
+    "own_system_file",
     "read_system",
     "system_names",
     "system_to_toml",
@@ -331,17 +332,23 @@ def system_names() -> tuple[str, ...]:
     return index_folder(SYSTEMS_FOLDER).names
 
 
+def own_system_file(name_or_path: str | os.PathLike[str]) -> Path | None:
+    """Return the file of a user's own system (see :func:`hespas.hardware.library.own_file`)."""
+    return own_file(name_or_path, index_folder(SYSTEMS_FOLDER), "systems")
+
+
 def load_system(name_or_path: str | os.PathLike[str]) -> System:
     """Return the system with a name or alias, or the system in a file. Its number of devices is not set yet
     (see :meth:`System.sized`).
 
-    A path is anything that ends in ``.toml``, contains a path separator, or is a ``PathLike``. Raises
-    ``UsageError`` for an unknown name, ``FormatError`` for a file that is not a system.
+    A path is anything that ends in ``.toml``, contains a path separator, or is a ``PathLike``. Names are
+    those of shipped systems and of files in the user's folder ``systems``. Raises ``UsageError`` for an
+    unknown name, ``FormatError`` for a file that is not a system.
     """
-    text = os.fspath(name_or_path)
-    if is_path(name_or_path):
-        return read_system(Path(text))
-    index = index_folder(SYSTEMS_FOLDER)
+    text, index = os.fspath(name_or_path), index_folder(SYSTEMS_FOLDER)
+    path = own_system_file(name_or_path)
+    if path is not None:
+        return read_system(path)
     name = index.known(text)
     if not name:
         close = get_close_matches(text.casefold(), index.names, n=4, cutoff=0.4)

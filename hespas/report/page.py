@@ -36,7 +36,6 @@ __all__ = [
     "diagnostics_section",
     "inputs_text",
     "page_html",
-    "rows_html",
 ]
 
 _PACKAGE = "hespas.report"
@@ -354,17 +353,6 @@ def _count_text(data: Mapping[str, Any]) -> str:
         cut = f"the first {data['rows']:,} of {data['of']:,} rows are on this page{where}"
         return f"{counts}; {cut}" if counts else cut
     return counts
-
-
-def rows_html(table: Table, most: int) -> Markup:
-    """Return the first rows of a table as an HTML table of its own, for notebooks."""
-    from markupsafe import Markup
-
-    names = NameTable()
-    data = _table_data(TableView(name="rows", table=table, most=min(most, _FIRST_ROWS)), names)
-    head = Markup("").join(Markup("<th>{}</th>").format(title) for _, title in _head_cells(data))
-    rows = _first_rows(data, names.texts())
-    return Markup("<table><thead><tr>{}</tr></thead><tbody>{}</tbody></table>").format(head, rows)
 
 
 def code_text(*names: str, limit: int = 160, most: int = 0) -> Markup:

@@ -9,6 +9,7 @@ import csv
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from html import escape
 from io import StringIO
 from itertools import zip_longest
 from math import isnan
@@ -33,6 +34,7 @@ from hespas.report.texts import (
 
 if TYPE_CHECKING:
     import pandas as pd
+    import pyarrow as pa
 
 __all__ = [
     "WIDTH",
@@ -55,6 +57,7 @@ __all__ = [
 WIDTH = 100
 """Target width of a text table in characters; tables with many figures may be wider."""
 _MIN_WIDTH = 25
+_NOTEBOOK_ROWS = 20
 
 Kind = Literal["text", "code", "id", "flag", "count", "number", "share", "time", "moment", "bytes", "flops"]
 """Kinds of values. ``code`` is a name from a file, ``id`` a number that identifies something, ``time`` and
@@ -163,7 +166,7 @@ class Phrase:
         return "".join(self.parts)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Table:
     """Table for reports: columns of equal length with their declarations. ``columns`` holds the values by
     name.
@@ -263,10 +266,11 @@ class Table:
                 columns[column.name] = pd.Series(cast("Any", values), dtype=object)
         return pd.DataFrame(columns, columns=[column.name for column in self.header])
 
-    def write_parquet(self, path: Path) -> None:
-        """Write the table as a Parquet file; unknown values are null."""
+    def to_arrow(self) -> pa.Table:
+        """Return the table as an Arrow table; unknown values are null. Letters that UTF-8 cannot encode are
+        escaped.
+        """
         import pyarrow as pa
-        from pyarrow import parquet
 
         columns = {
             column.name: [
@@ -275,8 +279,41 @@ class Table:
             ]
             for column in self.header
         }
+        return pa.table(columns)
+
+    def write_parquet(self, path: Path) -> None:
+        """Write the table as a Parquet file; unknown values are null."""
+        from pyarrow import parquet
+
         write: Callable[[object, Path], None] = getattr(parquet, "write_table")  # noqa: B009 - untyped
-        write(pa.table(columns), path)
+        write(self.to_arrow(), path)
+
+    def __repr__(self) -> str:
+        return "\n".join(self.to_text())
+
+    def _repr_html_(self) -> str:
+        """Return the first rows as HTML, for notebooks."""
+        return self.to_html()
+
+    def to_html(self, most: int = _NOTEBOOK_ROWS) -> str:
+        """Return the first ``most`` rows as an HTML table, and the number of further rows."""
+        shown_columns = [column for column in self.header if column.detail < 2]
+        sides = ["left" if column.is_text else "right" for column in shown_columns]
+        head = "".join(
+            f'<th scope="col" style="text-align:{side}">{escape(column.heading)}</th>'
+            for column, side in zip(shown_columns, sides, strict=True)
+        )
+        first = self.head(most)
+        texts = ([escape(column.text(value)) for value in first.values(column)] for column in shown_columns)
+        rows = ""
+        for row in zip(*texts, strict=True):
+            cells = (
+                f'<td style="text-align:{side}">{text}</td>' for side, text in zip(sides, row, strict=True)
+            )
+            rows += f"<tr>{''.join(cells)}</tr>"
+        left = len(self) - most
+        more = f"<p>{left:,} more rows</p>" if left > 0 else ""
+        return f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>{more}"
 
 
 def write_tables(tables: Iterable[Table], path: Path, *, is_parquet: bool, line_end: str = "\n") -> None:

@@ -109,6 +109,8 @@ def test_a_workload_has_no_profile_to_analyze() -> None:
 
 def test_hints_of_all_functions_resolve_and_stay_visible() -> None:
     for name, function in FUNCTIONS.items():
+        if not inspect.signature(function).parameters:
+            continue
         assert inspect.unwrap(function) is not function, f"{name} is not checked"
         assert str(inspect.signature(function)) == str(inspect.signature(inspect.unwrap(function)))
 

@@ -9,7 +9,8 @@ from threading import Thread
 import msgspec
 import pytest
 
-from hespas.estimators.result_cache import ResultCache, cache_folder, content_key
+from hespas.estimators.result_cache import ResultCache, content_key
+from hespas.files.user_folders import cache_folder
 from hespas.graph.errors import OutputError
 
 

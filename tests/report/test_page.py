@@ -30,7 +30,6 @@ from hespas.report.page import (
     code_text,
     diagnostics_section,
     page_html,
-    rows_html,
 )
 from hespas.report.texts import shown
 
@@ -93,16 +92,6 @@ def _page(name: str) -> str:
     ]
     sections = [Section("first", name, blocks, name), diagnostics_section(diagnostics)]
     return page_html(Page(title=name, summary=[Paragraph(name)], sections=sections))
-
-
-def test_rows_as_html() -> None:
-    assert rows_html(TABLE, 20) == (
-        "<table><thead><tr><th>operation</th><th>time</th><th>share</th></tr></thead><tbody>"
-        '<tr><td class="text code"><span>&lt;dot&gt;</span></td><td class="figure time">1.235 ms</td>'
-        '<td class="figure share" style="--part:25.0%">25.0%</td></tr>\n'
-        '<tr><td class="text code"><span>add</span></td><td class="figure time">\N{EN DASH}</td>'
-        '<td class="figure share">\N{EN DASH}</td></tr></tbody></table>'
-    )
 
 
 @settings(max_examples=60)

@@ -53,6 +53,24 @@ def test_markdown() -> None:
     ]
 
 
+def test_notebook() -> None:
+    left, right = ('style="text-align:' + side + '"' for side in ("left", "right"))
+    table = table_from_rows(HEADER[:3], [("<dot>", "matmul", 12), ("add", "", None)])
+    assert table.to_html() == (
+        f'<table><thead><tr><th scope="col" {left}>operation</th><th scope="col" {left}>class</th>'
+        f'<th scope="col" {right}>count</th></tr></thead><tbody>'
+        f"<tr><td {left}>&lt;dot&gt;</td><td {left}>matmul</td><td {right}>12</td></tr>"
+        f"<tr><td {left}>add</td><td {left}></td><td {right}>\N{EN DASH}</td></tr></tbody></table>"
+    )
+
+
+def test_arrow() -> None:
+    arrow = TABLE.to_arrow()
+    assert arrow.column_names == [column.name for column in HEADER]
+    assert arrow.column("total_ns").to_pylist() == [1_234_567.0, None]
+    assert arrow.column("name").to_pylist() == ["dot | general", "=add.1"]
+
+
 def test_csv() -> None:
     assert TABLE.to_csv().splitlines() == [
         "name,op_class,count,total_ns,share,bandwidth",

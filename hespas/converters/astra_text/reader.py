@@ -36,6 +36,7 @@ from hespas.files.limits import limits
 from hespas.files.streams import read_bytes
 from hespas.graph import CollectiveKind, Diagnostics, GraphBuilder, NodeKind, OpClass, Workload
 from hespas.graph.errors import FormatError
+from hespas.graph.progress import Progress
 
 __all__ = ["read_astra_text"]
 
@@ -241,7 +242,7 @@ def _weights_first(
     text: TextWorkload,
     emitter: _LayerEmitter,
     gradient: Sequence[int],
-    behind: Callable[[int, int], None] | None = None,
+    behind: Progress | None = None,
 ) -> None:
     """Add a backward pass in which each layer computes its weight gradient before its input gradient.
 

@@ -8,7 +8,7 @@ their own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import accumulate, chain
 from pathlib import Path
@@ -31,6 +31,7 @@ from hespas.converters.tracks.slices import (
 from hespas.files.streams import open_output
 from hespas.graph import Diagnostics
 from hespas.graph.columns import FloatArray, SmallIntArray
+from hespas.graph.progress import Progress
 
 __all__ = ["SCHEMA_ID", "write_chrome_trace", "write_scene"]
 
@@ -95,9 +96,7 @@ class _ChromeWriter:
     viewers need distinct ids.
     """
 
-    def __init__(
-        self, stream: BinaryIO, scene: TrackSet, progress: Callable[[int, int], None] | None
-    ) -> None:
+    def __init__(self, stream: BinaryIO, scene: TrackSet, progress: Progress | None) -> None:
         self._stream = stream
         self._scene = scene
         self._progress = progress

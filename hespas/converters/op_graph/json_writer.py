@@ -55,6 +55,7 @@ from hespas.graph import (
 from hespas.graph.builder import region_executions
 from hespas.graph.columns import ColumnTable, FloatArray, SmallIntArray
 from hespas.graph.errors import InvariantError, UnsupportedError, UsageError
+from hespas.graph.progress import Progress
 
 __all__ = ["check_writable", "write_json"]
 
@@ -120,7 +121,7 @@ def write_json(value: Value, path: Path, options: WriteOptions, diagnostics: Dia
 class _JsonGraphWriter:
     """Writer of an op graph as JSON: it writes the structure, and msgspec encodes the values."""
 
-    def __init__(self, stream: BinaryIO, progress: Callable[[int, int], None] | None) -> None:
+    def __init__(self, stream: BinaryIO, progress: Progress | None) -> None:
         self._stream = stream
         self._progress = progress
         self._done, self._total = 0, 0

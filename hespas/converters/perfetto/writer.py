@@ -8,7 +8,7 @@ a ns or without a valid end; the reader of Hespas reads them.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
@@ -23,6 +23,7 @@ from hespas.files.streams import open_output
 from hespas.files.wire import encode_varint, field_bytes, fixed64
 from hespas.graph import Diagnostics, RaggedArray
 from hespas.graph.errors import UnsupportedError
+from hespas.graph.progress import Progress
 from hespas.schemas.perfetto import (
     AnnotationField,
     AttributeField,
@@ -91,9 +92,7 @@ def _packet(content: bytes) -> bytes:
 class _PerfettoWriter:
     """Writer of one trace. Processes have the uuids 1, 2, ...; lanes follow in the order of first use."""
 
-    def __init__(
-        self, stream: BinaryIO, scene: TrackSet, progress: Callable[[int, int], None] | None
-    ) -> None:
+    def __init__(self, stream: BinaryIO, scene: TrackSet, progress: Progress | None) -> None:
         self._stream = stream
         self._scene = scene
         self._progress = progress

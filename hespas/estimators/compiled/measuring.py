@@ -7,7 +7,7 @@ timeout.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,14 +17,15 @@ from typing import NamedTuple
 import msgspec
 
 from hespas.estimators.compiled.units import Unit, baseline_of, call_text, loop_text
-from hespas.estimators.result_cache import ResultCache, cache_folder, content_key
+from hespas.estimators.result_cache import ResultCache, content_key
 from hespas.files.processes import ChildEndedError, ChildNotStartedError, Session, isolated_python
+from hespas.files.user_folders import cache_folder
 from hespas.graph.errors import UnsupportedError
+from hespas.graph.progress import Progress
 from hespas.programs.text import Tensor
 
 __all__ = [
     "MeasuringMachine",
-    "Progress",
     "Timing",
     "TimingJob",
     "UnitMeasurement",
@@ -32,9 +33,6 @@ __all__ = [
     "WorkerSession",
     "worker_command",
 ]
-
-Progress = Callable[[int, int], None]
-"""Callback with the number of measured units and of all units."""
 
 _METHOD = "loop difference 2"
 """Method of the measurement, a part of the cache key: another number makes all saved results void."""

@@ -17,7 +17,6 @@ from typing import ClassVar
 import numpy as np
 
 from hespas.estimators.compiled.measuring import (
-    Progress,
     Timing,
     UnitMeasurement,
     UnitTimings,
@@ -26,6 +25,7 @@ from hespas.estimators.compiled.units import Unit, units_of, units_of_table
 from hespas.estimators.interface import Availability, Prediction, takes_no_time
 from hespas.graph import Diagnostics, Estimate, OpGraph
 from hespas.graph.errors import MissingExtraError, UnsupportedError, UsageError
+from hespas.graph.progress import Progress
 from hespas.hardware import Device, find_device
 from hespas.operations import Operations
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from hashlib import file_digest
@@ -24,12 +24,14 @@ import msgspec
 import numpy as np
 
 from hespas.estimators.interface import Availability, Prediction, estimate_by_operation
-from hespas.estimators.result_cache import ResultCache, cache_folder, content_key
+from hespas.estimators.result_cache import ResultCache, content_key
 from hespas.estimators.systolic.lines import clock_hz
 from hespas.files.processes import clean_environment, isolated_script, run, tied_to_parent
 from hespas.files.trust import refuse_in_untrusted
+from hespas.files.user_folders import cache_folder
 from hespas.graph import Diagnostics, Estimate, OpGraph
 from hespas.graph.errors import UnsupportedError, UsageError
+from hespas.graph.progress import Progress
 from hespas.hardware import Device
 from hespas.operations import Operations, find_scheme
 
@@ -223,7 +225,7 @@ class ExternalSimulator:
     timeout_s: float = 600.0
     cache: str = ""
     failed: str = "error"
-    progress: Callable[[int, int], None] | None = field(default=None, repr=False, compare=False)
+    progress: Progress | None = field(default=None, repr=False, compare=False)
 
     simulator: ClassVar[str] = ""
 

@@ -10,7 +10,7 @@ time is proportional to events, not to tokens. Running requests are columns.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import ceil, inf
@@ -21,6 +21,7 @@ import numpy as np
 from hespas.graph.columns import FloatArray
 from hespas.graph.deprecation import renamed_fields, warn_renamed
 from hespas.graph.errors import UnsupportedError, UsageError
+from hespas.graph.progress import Progress
 from hespas.simulator.serving.requests import Requests, ServingRun, StepLog, share_of
 from hespas.simulator.serving.steps import StepTimes
 
@@ -293,7 +294,7 @@ def serve_replicas(
     replicas: int,
     *,
     cache_tokens: float = inf,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> tuple[ServingRun, ...]:
     """Return the runs of equal replicas, over which requests are distributed round-robin. Arguments and
     errors are as in :func:`serve`. Replicas beyond the number of concurrent requests stay idle and have no
@@ -311,9 +312,7 @@ def serve_replicas(
     return tuple(runs)
 
 
-def _report_progress(
-    progress: Callable[[int, int], None], before: int, total: int, done: int, _: int
-) -> None:
+def _report_progress(progress: Progress, before: int, total: int, done: int, _: int) -> None:
     """Report progress over all replicas. ``done`` is the number of finished requests of the current replica,
     ``before`` the number of requests of earlier replicas, and ``total`` the number of all requests.
     """
@@ -326,7 +325,7 @@ def serve(
     policy: Policy,
     *,
     cache_tokens: float = inf,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> ServingRun:
     """Simulate a server with a KV cache of ``cache_tokens`` tokens, and return the times of its requests.
 
@@ -403,7 +402,7 @@ class _ServerRun:
         self.log = StepLog()
         self.overhead_ns, self.gain = steps.correction.request_ns, steps.gain
 
-    def run(self, progress: Callable[[int, int], None] | None = None) -> ServingRun:
+    def run(self, progress: Progress | None = None) -> ServingRun:
         """Simulate all steps until all requests are done."""
         shown = 0
         while self.coming < len(self.requests) or self.waiting or self.prompting or len(self.decoding):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache as cached
 from functools import lru_cache
@@ -15,10 +15,11 @@ import msgspec
 
 from hespas.estimators import load_estimator
 from hespas.estimators.registry import named_paths
-from hespas.estimators.result_cache import ResultCache, cache_folder, content_key
+from hespas.estimators.result_cache import ResultCache, content_key
 from hespas.estimators.step_intervals import device_level
 from hespas.files.processes import pool
 from hespas.files.trust import file_in_folder_of
+from hespas.files.user_folders import cache_folder
 from hespas.fitting.effects import COMPONENTS
 from hespas.generators.llm.memory import memory_of
 from hespas.generators.llm.model import Experts, LatentAttention, Mamba
@@ -26,7 +27,8 @@ from hespas.generators.llm.published import MODELS, NOTES_IGNORED, PublishedRun,
 from hespas.graph import Diagnostics
 from hespas.graph.diagnostics import Severity
 from hespas.graph.errors import BoundaryError, FormatError, HespasError, OutputError, UnsupportedError
-from hespas.hardware import device_files, is_path, load_device, load_system, resolve_reference
+from hespas.graph.progress import Progress
+from hespas.hardware import device_files, load_device, load_system, own_system_file, resolve_reference
 from hespas.studies.league.rows import (
     NEEDED,
     LeagueRow,
@@ -120,7 +122,7 @@ def predicted_rows(
     estimator: str = "composite",
     jobs: int = 2,
     cache: Path | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
     diagnostics: Diagnostics | None = None,
 ) -> list[LeagueRow]:
     """Predict every row of ``table``. A row takes about 1 s.
@@ -146,7 +148,7 @@ def predicted_rows(
     for spelling in {row.get("network", "") for row in rows}:
         try:
             system = resolve_reference(table, spelling, "column network")
-            systems[spelling] = content_digest([Path(system)] if is_path(system) else [])
+            systems[spelling] = content_digest(filter(None, [own_system_file(system)]))
         except BoundaryError as error:  # the prediction of the row reports it
             systems[spelling] = str(error)
     tasks: list[PredictionTask] = []

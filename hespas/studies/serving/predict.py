@@ -19,6 +19,7 @@ from hespas.generators.llm.serving_lattice import LatticeGrids, cached_tokens, l
 from hespas.graph import Diagnostics
 from hespas.graph.columns import FloatArray, IntArray
 from hespas.graph.errors import HespasError
+from hespas.graph.progress import Progress
 from hespas.hardware import named_device
 from hespas.simulator.serving import (
     Correction,
@@ -68,7 +69,7 @@ class ServingPredictor:
     """
 
     estimator: str = "composite"
-    progress: Callable[[int, int], None] | None = None
+    progress: Progress | None = None
     _steps: dict[tuple[ServingStep, str, str], StepTimes | str] = field(
         default_factory=dict[tuple[ServingStep, str, str], "StepTimes | str"]
     )

@@ -5,7 +5,7 @@ without a report.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -21,6 +21,7 @@ from hespas.files.documents import Count, document_bytes
 from hespas.files.processes import pool
 from hespas.files.streams import input_location
 from hespas.graph.errors import FormatError, UsageError
+from hespas.graph.progress import Progress
 from hespas.report.page import (
     Block,
     Fold,
@@ -179,7 +180,7 @@ def roundtrip(
     *,
     options: ReadOptions | None = None,
     jobs: int = 1,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> RoundTrips:
     """Convert each file through every pair of ``formats`` (default: all) and back.
 
