@@ -2,32 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hespas.analysis.device_use import MemoryPointRow, QueuePointRow
-from hespas.analysis.simulated import SpanRow
+from hespas.analysis.device_use import QueuePointRow
 from hespas.analysis.table import RowTable, listed
 from hespas.files.output import write_report_files
 from hespas.graph import Diagnostics
-from hespas.report.drawings import Bar, Curve, Lane, curves, lanes, stacked_bars
+from hespas.report.charts import Chart
+from hespas.report.drawings import Bar, Curve, curves, stacked_bars
 from hespas.report.page import (
     Block,
+    ChartView,
     Drawing,
     Page,
     Paragraph,
     Section,
     TableView,
+    Tile,
+    Tiles,
     diagnostics_section,
     inputs_text,
     page_html,
 )
 from hespas.report.tables import Table
-from hespas.report.texts import bytes_text, time_text
+from hespas.report.texts import time_text
+from hespas.report.timelines import TimelineChart
 
 if TYPE_CHECKING:
     from markupsafe import Markup
@@ -54,6 +58,12 @@ class AnalysisSection:
 
 _SHAPES = frozenset({"shapes", "dtypes"})
 SECTIONS = (
+    AnalysisSection(
+        "spans",
+        "Timeline",
+        "Streams of the first ranks; events on the critical path of the median step are darker and "
+        "underlined. If there are more than 100,000, short events of one kind are drawn as one.",
+    ),
     AnalysisSection(
         "breakdown",
         "Time breakdown",
@@ -141,8 +151,11 @@ SIMULATED = (
     AnalysisSection(
         "spans",
         "Timeline",
-        "Streams of the first ranks; operations on the critical path are darker. Adjacent short operations "
-        "of one class are drawn as one. A timeline file shows all operations in a viewer.",
+        "Streams of the first ranks; operations on the critical path are darker and underlined. If there are "
+        "more than 100,000, short operations of one class are drawn as one.",
+    ),
+    AnalysisSection(
+        "memory", "Memory", "By rank class at its peak: of the values that the operations make and read."
     ),
     AnalysisSection("critical_path", "Critical path", "Operations that determine the length of the step."),
     AnalysisSection(
@@ -157,6 +170,12 @@ SIMULATED = (
         "axes",
         "Communication by axis",
         "By the groups of ranks that communicate. Bandwidths are as defined by nccl-tests.",
+    ),
+    AnalysisSection(
+        "collectives", "Collectives by size", "Bandwidths are as defined by nccl-tests, without waiting."
+    ),
+    AnalysisSection(
+        "traffic", "Traffic between ranks", "By the definition of each collective, and by messages."
     ),
     AnalysisSection(
         "links",
@@ -186,9 +205,6 @@ _PARTS = {
     "idle_ns": ("idle", "idle"),
 }
 """Parts of the span of a rank: style and text."""
-_LANE_STYLES = {"compute": "compute", "communication": "communication", "copy": "copies"}
-"""First words of lanes -> styles of their spans."""
-_PointT = TypeVar("_PointT", QueuePointRow, MemoryPointRow)
 
 
 def analysis_html(
@@ -201,38 +217,54 @@ def analysis_html(
     about: str = "",
     title: str = "Time breakdown",
     shown: Sequence[AnalysisSection] = SECTIONS,
+    charts: Sequence[Chart] = (),
+    tiles: Sequence[Tile] = (),
     notes: Sequence[str] = (),
     diagnostics: Diagnostics | None = None,
 ) -> str:
     """Return the page as HTML. It loads nothing from the network, and names from files are escaped.
 
-    ``about`` is a sentence below the verdict. The page has the sections in ``shown`` whose tables have rows.
+    ``about`` is a sentence below the verdict. The page has the sections in ``shown`` whose tables have rows
+    or whose ``charts`` exist, and ``tiles`` above them.
     """
     source = inputs_text(inputs, baseline)
     on = f", on {', '.join(devices[:_MAX_DEVICES])}" if devices else ""
-    summary = [Paragraph(verdict, "summary"), Paragraph(source + on + f". {about}", "faint")]
+    summary: list[Block] = [Paragraph(verdict, "summary"), Paragraph(source + on + f". {about}", "faint")]
     summary += [Paragraph(note, "faint") for note in notes]
+    summary += [Tiles("Step", tiles)] if tiles else []
+    drawn = {chart.table for chart in charts}
+    timeline = next((chart for chart in charts if isinstance(chart, TimelineChart)), None)
+    spans = timeline.links() if timeline else {}
     sections = [
-        Section(section.table, section.title, _blocks(section, tables), section.note)
+        Section(section.table, section.title, _blocks(section, tables, charts, spans), section.note)
         for section in shown
-        if section.table in tables and len(tables[section.table])
+        if section.table in drawn or (section.table in tables and len(tables[section.table]))
     ]
     page = Page(title=title, summary=summary, sections=[*sections, diagnostics_section(diagnostics)])
     return page_html(page)
 
 
-def _blocks(section: AnalysisSection, tables: Mapping[str, RowTable[Any]]) -> list[Block]:
-    """Return the chart of a section, if it has one, and its table."""
+def _blocks(
+    section: AnalysisSection,
+    tables: Mapping[str, RowTable[Any]],
+    charts: Sequence[Chart],
+    spans: Mapping[str, str],
+) -> list[Block]:
+    """Return the charts of a section, and its table. ``spans`` maps operations to their spans in the
+    timeline, to which the rows of these operations link.
+    """
+    blocks: list[Block] = [
+        ChartView(chart, has_title=chart.title != section.title)
+        for chart in charts
+        if chart.table == section.table
+    ]
+    if section.table not in tables or section.table == "spans":
+        return blocks
     table = tables[section.table]
-    if section.table == "spans":
-        return [Drawing(content=_span_lanes(table))]
-    blocks: list[Block] = []
     if section.table == "breakdown":
         blocks.append(Drawing(content=_part_bars(table)))
     if section.table == "queues" and "queue_points" in tables:
         blocks.append(Drawing(content=_queue_curves(tables["queue_points"])))
-    if section.table == "memory" and "memory_points" in tables:
-        blocks.append(Drawing(content=_memory_curves(tables["memory_points"])))
     left_out = section.left_out | {"depth"}
     header = tuple(
         replace(column, detail=2) if column.name in left_out else column for column in table.header
@@ -247,6 +279,11 @@ def _blocks(section: AnalysisSection, tables: Mapping[str, RowTable[Any]]) -> li
             label=section.title,
             file=f"{section.table}.csv",
             named=named,
+            links={
+                name: [spans.get(operation, "") for operation in table[name].tolist()]
+                for name in ("name", "operation", "last_operation")
+                if spans and name in table.columns and section.table not in {"tree", "modules"}
+            },
             strong=(table["step"] < 0).tolist() if "step" in table.columns else (),
             depths=table["depth"].tolist() if "depth" in table.columns else (),
             folded=folded,
@@ -294,56 +331,14 @@ def _part_bars(table: RowTable[Any]) -> Markup:
 def _queue_curves(points: RowTable[QueuePointRow]) -> Markup:
     """Return curves of the queue depth over time: work that was launched and has not started."""
     drawn: list[Curve] = []
-    for (rank, stream), chosen in _groups(points, "stream"):
+    pairs = zip(listed(points["rank"]), listed(points["stream"]), strict=True)
+    for rank, stream in dict.fromkeys(pairs):
+        chosen = points.take((points["rank"] == rank) & (points["stream"] == stream))
         length = chosen["length"].astype(np.float64)
+        span = time_text(float(chosen["time_ns"][-1] - chosen["time_ns"][0]))
         caption = f"rank {rank}, stream {stream}: launched and not started, at most {int(length.max())}"
-        drawn.append(Curve(f"{caption}, over {_duration(chosen)}", chosen["time_ns"], {"length": length}))
+        drawn.append(Curve(f"{caption}, over {span}", chosen["time_ns"], {"length": length}))
     return curves(drawn)
-
-
-def _memory_curves(points: RowTable[MemoryPointRow]) -> Markup:
-    """Return curves over time of the allocated memory and of the memory that the allocator reserves."""
-    drawn: list[Curve] = []
-    for (rank, device), chosen in _groups(points, "device"):
-        heights = {name: chosen[f"{name}_bytes"] for name in ("allocated", "reserved")}
-        most = max(float(np.nanmax(line, initial=0.0)) for line in heights.values())
-        where = "host" if device == -1 else f"device {device}"
-        caption = f"rank {rank}, {where}: memory given out, and held, at most {bytes_text(most)}"
-        drawn.append(Curve(f"{caption}, over {_duration(chosen)}", chosen["time_ns"], heights))
-    return curves(drawn)
-
-
-def _groups(points: RowTable[_PointT], key: str) -> Iterator[tuple[tuple[int, int], RowTable[_PointT]]]:
-    """Yield the points of each pair of rank and ``key`` (stream or device), in order of their first row."""
-    pairs = list(zip(listed(points["rank"]), listed(points[key]), strict=True))
-    for rank, number in dict.fromkeys(pairs):
-        yield (rank, number), points.take((points["rank"] == rank) & (points[key] == number))
-
-
-def _duration(points: RowTable[_PointT]) -> str:
-    return time_text(float(points["time_ns"][-1] - points["time_ns"][0]))
-
-
-def _span_lanes(table: RowTable[SpanRow]) -> Markup:
-    """Return the drawing of the step's timeline, with a lane for each stream of each rank."""
-    rows_of: dict[tuple[int, str], list[int]] = {}
-    for row, key in enumerate(zip(listed(table["rank"]), table["lane"].tolist(), strict=True)):
-        rows_of.setdefault(key, []).append(row)
-    several = len({rank for rank, _ in rows_of}) > 1
-    drawn: list[Lane] = []
-    for (rank, lane), rows in rows_of.items():
-        chosen = table.take(np.array(rows))
-        drawn.append(
-            Lane(
-                label=f"rank {rank}, {lane}" if several else lane,
-                style=_LANE_STYLES.get(lane.split(" ")[0], "host"),
-                start_ns=chosen["start_ns"].tolist(),
-                end_ns=chosen["end_ns"].tolist(),
-                texts=chosen["operation"].tolist(),
-                critical=chosen["is_critical"].tolist(),
-            )
-        )
-    return lanes(drawn)
 
 
 def write_report(
@@ -356,7 +351,7 @@ def write_report(
     overwrite: bool,
 ) -> None:
     """Write the page, the document with the file name ``name``, and a CSV file for each table that has rows.
-    Each file is written atomically; other files in ``folder`` stay. In CSV files unknown figures are empty,
+    Each file is written atomically; other files in ``folder`` stay. In CSV files unknown charts are empty,
     and texts are safe for spreadsheets. Raises ``OutputError`` if a file exists and ``overwrite`` is false,
     or if the folder cannot be made.
     """

@@ -23,6 +23,7 @@ __all__ = [
     "RowTable",
     "joined_tables",
     "listed",
+    "rate_of",
     "table_from_rows",
     "table_of",
 ]
@@ -152,6 +153,13 @@ def listed(column: NDArray[np.integer]) -> list[int]:
     """Return an integer column as a list of Python ints, which loops read faster than array elements."""
     numbers: list[int] = column.tolist()
     return numbers
+
+
+def rate_of(amount: FloatArray, time_ns: FloatArray) -> FloatArray:
+    """Return ``amount`` per ns; NaN where the time is 0 or unknown."""
+    rates: FloatArray = np.full(len(amount), np.nan)
+    np.divide(amount, time_ns, out=rates, where=time_ns > 0)
+    return rates
 
 
 def table_of(row: type[_RowT], **columns: NDArray[Any] | Sequence[Any]) -> RowTable[_RowT]:

@@ -10,7 +10,7 @@ import stat
 import sys
 import tempfile
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import ExitStack, contextmanager
 from html import escape
 from pathlib import Path
@@ -24,12 +24,14 @@ from hespas.files.limits import INPUT_BYTES_VARIABLE, limits
 from hespas.files.output import check_destination, place_immediately, write_atomically
 from hespas.files.streams import STANDARD_STREAM
 from hespas.graph import Diagnostics
-from hespas.graph.errors import FormatError, OutputError, UsageError, short_repr
+from hespas.graph.errors import FormatError, OutputError, UsageError, clipped, short_repr
 from hespas.report.tables import Table
 
 if TYPE_CHECKING:
     import pandas
     import pyarrow
+
+    from hespas.report.charts import Chart
 
 __all__ = [
     "STANDARD_STREAM",
@@ -115,6 +117,31 @@ class Result(ABC):
     @abstractmethod
     def table(self) -> Table:
         """Return the rows of the result as a table, from which all of its renderings come."""
+
+    def tables_by_name(self) -> Mapping[str, Table]:
+        """Return all tables of the result by name."""
+        return {"rows": self.table()}
+
+    def charts(self) -> tuple[Chart, ...]:
+        """Return the charts of the result, which its page shows with its tables; empty if it has none."""
+        return ()
+
+    def plot(self, name: str = "") -> Chart:
+        """Return one of :meth:`charts` by its name (default: the first). Notebooks show it; its method
+        ``write`` writes it as an SVG file. Raises ``UsageError`` without such a chart.
+        """
+        charts = {chart.name: chart for chart in self.charts()}
+        if not charts or (name and name not in charts):
+            missing = f"no chart {clipped(name)!r}" if name else "this result has no chart"
+            raise UsageError(missing, hint=f"use one of: {', '.join(charts)}" if charts else "use table()")
+        return charts[name or next(iter(charts))]
+
+    def to_html(self) -> str:
+        """Return a page with the summary line, the charts, the tables and the diagnostics."""
+        from hespas.report.page import page_html, result_page
+
+        diagnostics: Diagnostics | None = getattr(self, "diagnostics", None)
+        return page_html(result_page(self.headline(), self.charts(), self.tables_by_name(), diagnostics))
 
     def to_pandas(self) -> pandas.DataFrame:
         """Return the rows of :meth:`table` as a data frame; unknown values are NaN."""

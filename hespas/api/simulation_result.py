@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from math import isnan, nan
@@ -14,14 +14,21 @@ import numpy as np
 from msgspec import UNSET, UnsetType
 from msgspec.structs import asdict
 
+from hespas.analysis.charts import memory_charts
 from hespas.analysis.links import LinkRow, LinkTrafficRow, NetworkUtilization
+from hespas.analysis.simulated import SimulatedStep, memory_contents, simulated_step
+from hespas.analysis.table import RowTable
 from hespas.api.documents import Document, Result, findings, put
 from hespas.api.lowering import Mode
 from hespas.converters.measured_ops.steps import recorded_steps_of, recording_text
 from hespas.files.documents import Count, Figure, document_bytes, encode_json
 from hespas.graph import WAITS, Diagnostics, OpGraph, Workload
 from hespas.graph.deprecation import RenamedAttribute
+from hespas.hardware import load_device
 from hespas.report import Table, table_from_records
+from hespas.report.charts import Chart
+from hespas.report.page import Tile
+from hespas.report.texts import bytes_text, time_text
 from hespas.simulator import Simulation, node_label, segments
 from hespas.simulator.astra import RankStatistics
 from hespas.simulator.astra.external import ExternalRun
@@ -108,26 +115,78 @@ class SimulationResult(Result, Simulation):
         names = [name for name in _RankRow.__struct_fields__ if not rows or rows[0][name] is not UNSET]
         return table_from_records(rows, names)
 
-    def write(self, folder: str | Path, *, overwrite: bool = False) -> None:
-        """Write an HTML report of the step (``index.html``), ``simulation.json`` and a CSV file per table
-        into a folder. Raises ``OutputError`` if one of them exists, without ``overwrite``.
-        """
-        from hespas.analysis.report import SIMULATED, analysis_html, write_report
-        from hespas.analysis.simulated import simulated_step
+    def tables_by_name(self) -> Mapping[str, RowTable[Any]]:
+        """Return all tables of the report by name."""
+        return self._tables(simulated_step(self))
 
+    def _tables(self, step: SimulatedStep) -> Mapping[str, RowTable[Any]]:
         network = self.network_utilization.tables() if self.network_utilization else {}
-        tables = simulated_step(self).tables() | network
-        page = analysis_html(
+        names = [graph.name for graph in self.workload.classes]
+        return step.tables() | {"memory": memory_contents(self.memory, names)} | network
+
+    def charts(self) -> tuple[Chart, ...]:
+        """Return the charts of the step: timeline, memory, flame graph, roofline, bus bandwidth and
+        communication matrix, as far as their data are known.
+        """
+        return self._charts(simulated_step(self))
+
+    def _charts(self, step: SimulatedStep) -> tuple[Chart, ...]:
+        device = load_device(self.hardware) if self.hardware else None
+        names = [graph.name for graph in self.workload.classes]
+        charts = step.charts(device, self.throughput.peak_dtype)
+        return (*charts, *memory_charts(self.memory, names))
+
+    def to_html(self) -> str:
+        """Return the page of the step."""
+        return self._html(simulated_step(self))
+
+    def _html(self, step: SimulatedStep) -> str:
+        from hespas.analysis.report import SIMULATED, analysis_html
+
+        return analysis_html(
             self.headline(),
-            tables,
+            self._tables(step),
             inputs=[self.source],
             about="All times are simulated.",
             title="Time breakdown of a step",
             shown=SIMULATED,
+            charts=self._charts(step),
+            tiles=[Tile(*tile) for tile in self._tiles()],
             diagnostics=self.diagnostics,
         )
-        document = self.to_json()
-        write_report(Path(folder), page, document, tables, name=REPORT_FILES[1], overwrite=overwrite)
+
+    def _tiles(self) -> Iterator[tuple[str, str, str]]:
+        """Yield name, value and note of the main figures of the step."""
+        least = "at least " if self.is_lower_bound else ""
+        low_ns, high_ns = self.interval_ns
+        known = "" if isnan(low_ns) else f"90 % interval: {time_text(low_ns)} to {time_text(high_ns)}"
+        yield "Step", f"{least}{time_text(self.step_ns)}", known or "no interval"
+        last = max(self.classes, key=lambda result: result.finish_ns)
+        share = last.exposed_comm_ns / self.step_ns if self.step_ns > 0 else nan
+        note = "" if isnan(share) else f"{share:.1%} of the step, of the rank that finishes last"
+        yield "Exposed communication", time_text(last.exposed_comm_ns), note
+        fullest = max(self.memory, key=lambda memory: memory.use.peak_bytes, default=None)
+        if fullest is not None:
+            fits = {True: "fits", False: "does not fit", None: "unknown whether it fits"}[fullest.fits]
+            capacity = fullest.capacity_bytes
+            device = "" if isnan(capacity) else f"{fits} the {bytes_text(capacity)} of the device"
+            whole = "of the whole job before partitioning" if fullest.is_whole_job else device
+            least = "at least " if fullest.use.is_lower_bound else ""
+            yield "Peak memory", f"{least}{bytes_text(fullest.use.peak_bytes)}", whole
+        if not isnan(self.throughput.mfu):
+            yield "MFU", f"{self.throughput.mfu:.1%}", f"of the {self.throughput.peak_dtype} peak"
+
+    def write(self, folder: str | Path, *, overwrite: bool = False) -> None:
+        """Write an HTML report of the step (``index.html``), ``simulation.json`` and a CSV file per table
+        into a folder. Raises ``OutputError`` if one of them exists, without ``overwrite``.
+        """
+        from hespas.analysis.report import write_report
+
+        step = simulated_step(self)
+        page, document = self._html(step), self.to_json()
+        write_report(
+            Path(folder), page, document, self._tables(step), name=REPORT_FILES[1], overwrite=overwrite
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

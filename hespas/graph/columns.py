@@ -45,6 +45,7 @@ __all__ = [
     "dtypes_of",
     "equal_rows",
     "find_dtype",
+    "highest_rows",
     "is_every_row",
     "is_one_value",
     "mapped",
@@ -62,6 +63,18 @@ _Scalar = TypeVar("_Scalar", bound=np.generic)
 def constant(value: float, rows: int) -> FloatArray:
     """Return a float column of one repeated value that takes the memory of a single value."""
     return np.broadcast_to(np.float64(value), (rows,))
+
+
+def highest_rows(values: FloatArray, most: int) -> IntArray:
+    """Return at most ``most`` rows in order, for drawing a curve: the first and the last one, and the highest
+    one of each interval. O(rows).
+    """
+    count = len(values)
+    if count <= most:
+        return np.arange(count)
+    edges = np.linspace(0, count, most - 1).astype(np.int64)
+    highest = [start + int(np.argmax(values[start:end])) for start, end in pairwise(edges.tolist())]
+    return np.unique([0, *highest, count - 1])
 
 
 def is_one_value(column: NDArray[np.generic]) -> bool:

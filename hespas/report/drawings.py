@@ -1,11 +1,10 @@
-"""Drawings of a page as HTML and SVG without scripts: stacked bars, curves over time, and lanes of spans."""
+"""Drawings of a page as HTML and SVG without scripts: stacked bars and curves over time."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
-from itertools import chain
 from math import isfinite, nan
 from typing import TYPE_CHECKING
 
@@ -17,11 +16,10 @@ from hespas.report.texts import shown, time_text
 if TYPE_CHECKING:
     from markupsafe import Markup
 
-__all__ = ["Bar", "Curve", "Lane", "curves", "lanes", "legend", "stacked_bars", "svg", "svg_text"]
+__all__ = ["Bar", "Curve", "curves", "legend", "stacked_bars", "svg", "svg_text"]
 
 _MOST_BARS = 500
 _SHOWN_BARS = 12
-_MOST_SPANS = 6_000
 _WIDTH, _HEIGHT = 1000, 100
 
 
@@ -47,20 +45,6 @@ class Curve:
     caption: str
     time_ns: FloatArray
     heights: Mapping[str, FloatArray]
-
-
-@dataclass(frozen=True, slots=True)
-class Lane:
-    """Lane of a timeline: the spans of one stream. ``style`` is a class of the style sheet. ``texts`` are
-    shown when the mouse points at a span.
-    """
-
-    label: str
-    style: str
-    start_ns: Sequence[float]
-    end_ns: Sequence[float]
-    texts: Sequence[str]
-    critical: Sequence[bool]
 
 
 def _markup(parts: Iterable[str]) -> Markup:
@@ -137,44 +121,19 @@ def curves(drawn: Sequence[Curve], most: int = 4) -> Markup:
         caption = escape(curve.caption)
         parts.append(
             f'<figure class="curve"><figcaption>{caption} {keys}</figcaption>'
-            f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" preserveAspectRatio="none" role="img" '
-            f'aria-label="{caption}">{"".join(paths)}</svg></figure>'
+            f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" preserveAspectRatio="none" role="img">'
+            f"<title>{caption}</title>{''.join(paths)}</svg></figure>"
         )
     return _markup(parts)
-
-
-def lanes(drawn: Sequence[Lane]) -> Markup:
-    """Return a timeline with the spans of streams, one stream below the other."""
-    last = max(chain.from_iterable(lane.end_ns for lane in drawn), default=0.0) or 1.0
-    most = max(_MOST_SPANS // max(len(drawn), 1), 1)
-    parts: list[str] = []
-    for lane in drawn:
-        spans = list(zip(lane.start_ns, lane.end_ns, lane.texts, lane.critical, strict=True))
-        if len(spans) > most:
-            spans = sorted(sorted(spans, key=lambda span: span[0] - span[1])[:most])
-        boxes: list[str] = []
-        for start, end, text, is_critical in spans:
-            style = f"{lane.style} critical" if is_critical else lane.style
-            title = escape(shown(f"{text}: {time_text(end - start)} from {time_text(start)}", 240))
-            width = max((end - start) / last * _WIDTH, 0.15)
-            place = f'x="{start / last * _WIDTH:.2f}" width="{width:.2f}" height="10"'
-            boxes.append(f'<rect class="{style}" {place}><title>{title}</title></rect>')
-        busy = sum(end - start for start, end in zip(lane.start_ns, lane.end_ns, strict=True))
-        label = escape(shown(lane.label))
-        parts.append(
-            f'<span>{label}</span><svg viewBox="0 0 {_WIDTH} 10" preserveAspectRatio="none" role="img" '
-            f'aria-label="{label}: {len(spans):,} spans">{"".join(boxes)}</svg>'
-            f'<span class="time">{time_text(busy)}</span>'
-        )
-    return _markup([f'<div class="bars lanes">{"".join(parts)}</div>'])
 
 
 def svg(width: float, height: float, label: str, parts: Iterable[str]) -> Markup:
     """Return an SVG drawing; ``parts`` are elements with escaped texts."""
     return _markup(
         [
-            f'<div class="drawn"><svg viewBox="0 0 {width:.0f} {height:.0f}" ',
-            f'style="max-width:{width:.0f}px" role="img" aria-label="{escape(label)}">',
+            f'<div class="drawn" tabindex="0" role="group" aria-label="{escape(label)}">',
+            f'<svg viewBox="0 0 {width:.0f} {height:.0f}" style="max-width:{width * 1.25:.0f}px" role="img">',
+            f"<title>{escape(label)}</title>",
             *parts,
             "</svg></div>",
         ]

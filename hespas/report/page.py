@@ -6,7 +6,7 @@ A page loads nothing, and works without scripts except for sorting, searching an
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
 from math import isfinite, nan
@@ -15,17 +15,18 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 from hespas._version import __version__
 from hespas.files.documents import encode_json, json_for_script
 from hespas.graph import Diagnostics
+from hespas.report.charts import Chart
 from hespas.report.tables import Column, Table, table_from_rows
-from hespas.report.texts import shown
+from hespas.report.texts import NameTable, shown
 
 if TYPE_CHECKING:
     from markupsafe import Markup
 
 __all__ = [
     "Block",
+    "ChartView",
     "Drawing",
     "Fold",
-    "NameTable",
     "Page",
     "Paragraph",
     "Section",
@@ -36,11 +37,10 @@ __all__ = [
     "diagnostics_section",
     "inputs_text",
     "page_html",
+    "result_page",
 ]
 
 _PACKAGE = "hespas.report"
-_LENGTH_LIMITS = (1000, 400, 240, 160, 100, 60, 30)
-_MOST_BYTES = 1_100_000
 _FIRST_ROWS = 50
 """Rows of a table before its button for more rows is used."""
 _MOST_ROWS = 5_000
@@ -48,35 +48,10 @@ _MOST_ROWS = 5_000
 _MOST_DIAGNOSTICS = 100
 _MOST_INPUTS = 8
 _MOST_LEVELS = 24
+_MOST_CHOICES = 40
+"""Distinct texts of a column up to which they select rows."""
 _LONG_TEXT = 24
 """Letters from which a column of texts gets a minimum width."""
-
-
-class NameTable:
-    """Table of the distinct names that a page shows, so that its data can refer to them by row."""
-
-    def __init__(self) -> None:
-        self._rows: dict[str, int] = {}
-
-    def row(self, name: str) -> int:
-        """Return the row of a name; a new name gets a new row."""
-        return self._rows.setdefault(name, len(self._rows))
-
-    def texts(self, most_bytes: int = _MOST_BYTES) -> list[str]:
-        """Return the names, shortened as little as necessary for at most ``most_bytes`` bytes of JSON.
-
-        Names are not shortened below the smallest length limit, even if they are then too long together.
-        """
-        texts: list[str] = []
-        for limit in _LENGTH_LIMITS:
-            texts = [shown(name, limit) for name in self._rows]
-            size = 0
-            for text in texts:  # the JSON of a page needs six bytes for each of <, > and &
-                escaped = 5 * sum(map(text.count, "<>&")) + sum(map(text.count, '"\\'))
-                size += len(text.encode("utf-8", "replace")) + escaped + 3
-            if size <= most_bytes:
-                break
-        return texts
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +94,15 @@ class Drawing:
     title: str = ""
     note: str = ""
     is_half: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ChartView:
+    """Chart of a result on a report page. ``has_title``: its title is shown above it."""
+
+    block: ClassVar[str] = "chart"
+    chart: Chart
+    has_title: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,7 +149,7 @@ class Fold:
     is_open: bool = False
 
 
-Block = Paragraph | Tiles | Drawing | TableView | Fold
+Block = Paragraph | Tiles | Drawing | ChartView | TableView | Fold
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,12 +190,19 @@ def page_html(page: Page) -> str:
     )
     sections = [section for section in page.sections if section.blocks]
     tables: dict[str, dict[str, Any]] = {}
-    for blocks in (page.summary, *(section.blocks for section in sections)):
-        for view in _views(blocks):
-            tables[view.name] = _table_data(view, page.names)
+    charts: dict[str, Mapping[str, object]] = {}
+    for block in _leaves([*page.summary, *(block for section in sections for block in section.blocks)]):
+        if isinstance(block, TableView):
+            tables[block.name] = _table_data(block, page.names)
+        elif isinstance(block, ChartView) and (values := block.chart.data(page.names)):
+            charts[block.chart.id] = values
     texts = page.names.texts()
-    templates = files(_PACKAGE) / "templates"
-    data = {**page.data, "texts": texts, "tables": tables}
+
+    def template(name: str) -> str:
+        return (files(_PACKAGE) / "templates" / name).read_text(encoding="utf-8")
+
+    data = {**page.data, "texts": texts, "tables": tables, **({"charts": charts} if charts else {})}
+    scripts = [template("page.js"), *([template("charts.js")] if charts else []), *page.scripts]
     return environment.get_template("page.html").render(
         version=__version__,
         page=page,
@@ -221,19 +212,49 @@ def page_html(page: Page) -> str:
         rows={name: _first_rows(table, texts) for name, table in tables.items()},
         counts={name: _count_text(table) for name, table in tables.items()},
         json=Markup(json_for_script(encode_json(data))),
-        style=Markup((templates / "page.css").read_text(encoding="utf-8")),
-        scripts=[Markup((templates / "page.js").read_text(encoding="utf-8")), *map(Markup, page.scripts)],
+        style=Markup(template("charts.css") + template("page.css")),
+        scripts=list(map(Markup, scripts)),
     )
 
 
-def _views(blocks: Sequence[Block]) -> list[TableView]:
-    views: list[TableView] = []
+def result_page(
+    headline: str,
+    charts: Sequence[Chart],
+    tables: Mapping[str, Table],
+    diagnostics: Diagnostics | None = None,
+    *,
+    title: str = "Report",
+) -> Page:
+    """Return the page of a result: the summary line, a section for each table with the charts about it, and
+    the diagnostics. Charts without a table come first.
+    """
+    sections = [
+        Section(chart.id.replace("chart", "about"), chart.title, [ChartView(chart, has_title=False)])
+        for chart in charts
+        if chart.table not in tables
+    ]
+    for name, table in tables.items():
+        blocks: list[Block] = [ChartView(chart) for chart in charts if chart.table == name]
+        heading = name.replace("_", " ").capitalize()
+        if len(table):
+            filters = [
+                column.name
+                for column in table.header
+                if column.kind == "text" and 1 < len(set(table.values(column))) <= _MOST_CHOICES
+            ]
+            blocks.append(TableView(name=f"table-{name}", table=table, label=heading, filters=filters))
+        sections.append(Section(name, heading, blocks))
+    summary = [Paragraph(headline, "summary")]
+    return Page(title=title, summary=summary, sections=[*sections, diagnostics_section(diagnostics)])
+
+
+def _leaves(blocks: Sequence[Block]) -> Iterator[Block]:
+    """Yield the blocks, with those inside folds instead of the folds."""
     for block in blocks:
-        if isinstance(block, TableView):
-            views.append(block)
-        elif isinstance(block, Fold):
-            views += _views(block.blocks)
-    return views
+        if isinstance(block, Fold):
+            yield from _leaves(block.blocks)
+        else:
+            yield block
 
 
 def _table_data(view: TableView, names: NameTable) -> dict[str, Any]:

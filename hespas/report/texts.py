@@ -11,6 +11,7 @@ from math import isfinite, isnan
 
 __all__ = [
     "UNKNOWN",
+    "NameTable",
     "bytes_text",
     "clip",
     "count_text",
@@ -26,6 +27,8 @@ UNKNOWN = "\N{EN DASH}"
 """Text of an unknown figure in pages and Markdown."""
 
 _INVISIBLE = frozenset({"Cc", "Cf", "Cs", "Cn", "Co", "Zl", "Zp"})
+_LENGTH_LIMITS = (1000, 400, 240, 160, 100, 60, 30)
+_MOST_BYTES = 1_100_000
 _MAX_DECIMAL = 1e15
 """Figures from here on are written with an exponent."""
 
@@ -133,3 +136,30 @@ def shown(text: str, limit: int = 160) -> str:
     return "".join(
         escaped(letter) if unicodedata.category(letter) in _INVISIBLE else letter for letter in cut
     )
+
+
+class NameTable:
+    """Table of the distinct names that a page shows, so that its data can refer to them by row."""
+
+    def __init__(self) -> None:
+        self._rows: dict[str, int] = {}
+
+    def row(self, name: str) -> int:
+        """Return the row of a name; a new name gets a new row."""
+        return self._rows.setdefault(name, len(self._rows))
+
+    def texts(self, most_bytes: int = _MOST_BYTES) -> list[str]:
+        """Return the names, shortened as little as necessary for at most ``most_bytes`` bytes of JSON.
+
+        Names are not shortened below the smallest length limit, even if they are then too long together.
+        """
+        texts: list[str] = []
+        for limit in _LENGTH_LIMITS:
+            texts = [shown(name, limit) for name in self._rows]
+            size = 0
+            for text in texts:  # the JSON of a page needs six bytes for each of <, > and &
+                escaped = 5 * sum(map(text.count, "<>&")) + sum(map(text.count, '"\\'))
+                size += len(text.encode("utf-8", "replace")) + escaped + 3
+            if size <= most_bytes:
+                break
+        return texts

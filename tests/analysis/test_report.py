@@ -5,8 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import re
-import shutil
-import subprocess
 from math import isnan
 from pathlib import Path
 from typing import Any
@@ -21,10 +19,9 @@ from hespas.files.documents import unescape_formula
 from hespas.graph.errors import OutputError
 from hespas.report.texts import shown
 from tests.analysis.raw import FIXTURE
+from tests.browser import needs_browser, opened
 from tests.converters.pytorch.traces import host, kernel, launch, write_kineto
-from tests.limits import SAFETY_S
 
-BROWSER = shutil.which("chromium") or shutil.which("google-chrome") or shutil.which("chromium-browser")
 HOSTILE = "</script><img src=x onerror=alert(1)>\u2028=HYPERLINK"
 
 
@@ -118,21 +115,11 @@ def rows_shown(section: dict[str, Any]) -> int:
     return int(section["rows"]) - int(sum(section.get("folded", ())))
 
 
-@pytest.mark.skipif(BROWSER is None, reason="no Chromium to open the page in")
+@needs_browser
 def test_the_page_draws_its_tables(tmp_path: Path) -> None:
     hespas.analyze(FIXTURE, baseline=FIXTURE).write(tmp_path / "out")
-    assert BROWSER is not None
     page = tmp_path / "out" / "index.html"
-    options = ("--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--dump-dom")
-    profile = f"--user-data-dir={tmp_path / 'browser'}"
-    done = subprocess.run(
-        [BROWSER, *options, profile, "--virtual-time-budget=5000", page.as_uri()],
-        capture_output=True,
-        timeout=SAFETY_S,
-        check=True,
-    )
-    assert b"CONSOLE" not in done.stderr
-    dom = done.stdout.decode("utf-8", "replace")
+    dom = opened(page, tmp_path)
     for name, section in data_of(page.read_text())["tables"].items():
         part = dom.partition(f'<div class="table" id="{name}">')[2].partition("</table>")[0]
         assert part.count("<tr") - 1 == min(rows_shown(section), 50)

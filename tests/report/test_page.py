@@ -16,9 +16,10 @@ from markupsafe import Markup
 
 from hespas.graph import Diagnostics
 from hespas.report import Column, table_from_rows
-from hespas.report.drawings import Bar, Curve, Lane, curves, lanes, stacked_bars, svg, svg_text
+from hespas.report.drawings import Bar, Curve, curves, stacked_bars, svg, svg_text
 from hespas.report.page import (
     Block,
+    ChartView,
     Drawing,
     Fold,
     Page,
@@ -32,6 +33,7 @@ from hespas.report.page import (
     page_html,
 )
 from hespas.report.texts import shown
+from hespas.report.timelines import FlameGraph, Lane, TimelineChart
 
 PACKAGE = Path(__file__).parents[2] / "hespas"
 TABLE = table_from_rows(
@@ -76,7 +78,7 @@ def _page(name: str) -> str:
     table = table_from_rows(
         (Column("name", name, "code"), Column("share", kind="share")), [(name, 0.5), (name * 2, nan)]
     )
-    lane = Lane(name, "compute", [0.0], [1.0], [name], [True])
+    lane = Lane(name, ["compute"], np.zeros(1), np.ones(1), [name], np.ones(1, np.bool_))
     curve = Curve(name, np.array([0.0, 1.0]), {name: np.array([1.0, 2.0])})
     diagnostics = Diagnostics()
     diagnostics.warning("some.code", name, name)
@@ -84,7 +86,8 @@ def _page(name: str) -> str:
         Paragraph(name),
         Tiles(name, [Tile(name, name, name)]),
         Drawing(content=stacked_bars([Bar(name, [1.0])], {"compute": name}), title=name, note=name),
-        Drawing(content=lanes([lane])),
+        ChartView(TimelineChart(name="timeline", title=name, note=name, lanes=[lane])),
+        ChartView(FlameGraph(name="flame", title=name, names=[name], depths=[0], total_ns=[1.0])),
         Drawing(content=curves([curve])),
         Drawing(content=svg(10, 10, name, [svg_text(1, 1, name)])),
         Fold(summary=name, blocks=[TableView(name="t", table=table, title=name, note=name, file=name)]),

@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import re
-import shutil
-import subprocess
-from html import unescape
 from math import nan
 from pathlib import Path
 
-import pytest
-
 from hespas.report import Column, table_from_rows
 from hespas.report.page import Fold, Page, Section, TableView, page_html
-from tests.limits import SAFETY_S
+from tests.browser import needs_browser, seen_by
 
-BROWSER = shutil.which("chromium") or shutil.which("google-chrome") or shutil.which("chromium-browser")
 SCRIPT = """
 const texts = row => [...row.cells].map(cell => cell.textContent);
 const rows = name => [...document.querySelectorAll(`#${name} tbody tr`)].map(texts);
@@ -78,25 +70,14 @@ def _page() -> str:
     )
     fold = Fold(summary="more", blocks=[tree], id="inside")
     sections = [Section("s", "S", [big, choice]), Section("t", "T", [fold])]
-    return page_html(Page(title="t", sections=sections, scripts=[SCRIPT]))
+    return page_html(Page(title="t", sections=sections))
 
 
-@pytest.mark.skipif(BROWSER is None, reason="no Chromium to open the page in")
+@needs_browser
 def test_tables_are_sorted_searched_and_filtered(tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     page.write_text(_page(), encoding="utf-8")
-    options = ("--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--dump-dom")
-    done = subprocess.run(
-        [str(BROWSER), *options, f"--user-data-dir={tmp_path / 'browser'}", "--window-size=390,900",
-         "--virtual-time-budget=5000", page.as_uri()],
-        capture_output=True,
-        timeout=SAFETY_S,
-        check=True,
-    )  # fmt: skip
-    assert b"CONSOLE" not in done.stderr
-    title = re.search(r"<title>(\{.*?\})</title>", done.stdout.decode("utf-8", "replace"))
-    assert title is not None
-    seen = json.loads(unescape(title[1]))
+    seen = seen_by(SCRIPT, page, tmp_path, width=390)
     assert seen["first"] == 50
     assert seen["more"] == [120, "120 of 120 rows"]
     assert seen["down"] == [["name 119", "119 ns", "three"], "descending", "\N{EN DASH}"]

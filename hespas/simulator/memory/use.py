@@ -17,7 +17,7 @@ import numpy as np
 
 from hespas.files.limits import without_collector
 from hespas.graph import WHOLE_JOB, OpClass, OpGraph, Timeline, Workload
-from hespas.graph.columns import FloatArray
+from hespas.graph.columns import FloatArray, IntArray, highest_rows
 from hespas.simulator.memory.buffers import Buffer, Lifetimes, Moments, buffers_of, in_order, in_time
 from hespas.simulator.memory.values import (
     MemoryValue,
@@ -31,7 +31,11 @@ from hespas.simulator.memory.values import (
 __all__ = ["LiveValue", "MemoryUse", "ProgramBytes", "RankMemory", "memory_by_class", "memory_use"]
 
 
-_LISTED = 10
+_LISTED, _MOST_SAMPLES = 10, 1_000
+_CONTENTS = {
+    ValueKind.PARAMETER: "parameters", ValueKind.CONSTANT: "constants", ValueKind.OUTPUT: "results"
+}  # fmt: skip
+"""Contents of memory by kind of buffer; temporaries are divided by operation class."""
 
 
 class ProgramBytes(NamedTuple):
@@ -78,7 +82,9 @@ class MemoryUse:
     unknown size and nodes without stated results; if it is not 0, the peak is a lower bound.
 
     ``held_bytes[i]`` is the memory in use after the ``i``-th start or end of a node, in their order.
-    ``held_ns[i]`` is the time of this start or end (empty if times are unknown).
+    ``held_ns[i]`` is the time of this start or end (empty if times are unknown). ``contents`` divides
+    ``held_bytes`` at the positions ``sample``, which include the peak, by kind of content: parameters,
+    constants, results, temporaries of each operation class, and buffers without a node.
     """
 
     peak_bytes: float
@@ -95,7 +101,21 @@ class MemoryUse:
     unknown: int
     held_bytes: FloatArray
     held_ns: FloatArray
+    sample: IntArray
+    contents: Mapping[str, FloatArray]
     unlisted_bytes: float = 0.0
+
+    @property
+    def peak_contents(self) -> dict[str, float]:
+        """Return the bytes of each kind of content at the peak, without empty ones."""
+        parts = {
+            "parameters": self.parameters_bytes,
+            "constants": self.constants_bytes,
+            "results": self.outputs_bytes,
+            **{f"temporaries: {name}": size for name, size in self.class_bytes.items()},
+            "buffers without a node": self.unlisted_bytes,
+        }
+        return {name: size for name, size in parts.items() if size}
 
     @property
     def is_lower_bound(self) -> bool:
@@ -127,6 +147,14 @@ def memory_use(
     outputs = max(program_bytes.results - program_bytes.donated, 0.0)
     listed = use.peak_bytes + program_bytes.parameters + outputs
     unlisted = 0.0 if isnan(program_bytes.peak) else program_bytes.peak - listed
+    throughout = {
+        "parameters": program_bytes.parameters,
+        "results": outputs,
+        "buffers without a node": unlisted,
+    }
+    contents = {name: np.full(len(use.sample), size) for name, size in throughout.items() if size} | dict(
+        use.contents
+    )
     return replace(
         use,
         peak_bytes=listed + unlisted,
@@ -136,6 +164,7 @@ def memory_use(
         unlisted_bytes=unlisted,
         unknown=use.unknown if isnan(program_bytes.peak) else 0,
         held_bytes=use.held_bytes + (program_bytes.parameters + outputs + unlisted),
+        contents=contents,
     )
 
 
@@ -168,6 +197,7 @@ def _figures(
 ) -> MemoryUse:
     """Return the memory figures of a finished buffer assignment."""
     held = _held(buffers, int(when.last.max(initial=0)) + 2)
+    sample = highest_rows(held, _MOST_SAMPLES)
     at = int(np.argmax(held))
     live = [
         buffer
@@ -198,6 +228,8 @@ def _figures(
         unknown=values.unknown,
         held_bytes=held,
         held_ns=when.time_ns,
+        sample=sample,
+        contents=_contents(graph, values, buffers, sample),
     )
 
 
@@ -213,6 +245,30 @@ def _held(buffers: list[Buffer], places: int) -> FloatArray:
                 changes[end + 1] -= buffer.size_bytes
     held: FloatArray = np.cumsum(np.array(changes))[:places]
     return held
+
+
+def _contents(
+    graph: OpGraph, values: ProgramValues, buffers: list[Buffer], sample: IntArray
+) -> dict[str, FloatArray]:
+    """Return the bytes of each kind of content at the positions ``sample``."""
+    lives: dict[str, list[tuple[float, int, int]]] = {}
+    last = int(sample[-1]) if len(sample) else 0
+    for buffer in buffers:
+        content = _CONTENTS.get(buffer.kind)
+        if content is None:
+            content = f"temporaries: {_class_of(graph, values.values[buffer.values[0]])}"
+        if buffer.reserved:
+            lives.setdefault(content, []).append((buffer.size_bytes, 0, last))
+        elif not buffer.inside:
+            lives.setdefault(content, []).extend((buffer.size_bytes, *life) for life in buffer.lives)
+    contents: dict[str, FloatArray] = {}
+    for content, rows in sorted(lives.items(), key=lambda item: (item[0].startswith("temp"), item[0])):
+        sizes, starts, ends = (np.array(column) for column in zip(*rows, strict=True))
+        changes = np.zeros(len(sample) + 1)
+        np.add.at(changes, np.searchsorted(sample, starts, side="left"), sizes)
+        np.subtract.at(changes, np.searchsorted(sample, ends, side="right"), sizes)
+        contents[content] = np.cumsum(changes)[:-1]
+    return contents
 
 
 def _class_of(graph: OpGraph, value: MemoryValue) -> str:

@@ -131,3 +131,20 @@ def test_a_program_before_it_is_compiled_needs_about_what_the_compiled_one_does(
         assert before.use.parameters_bytes == after.use.parameters_bytes
         assert before.use.donated_bytes == after.use.donated_bytes
         assert before.use.peak_bytes == pytest.approx(after.use.peak_bytes, rel=0.2)
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["stablehlo/llama_fsdp_tp_local_N8.mlir.gz", "hlo/scan_layers_train.hlo.txt", "stablehlo/mlp.mlir"],
+)
+def test_contents_over_the_step_add_up(path: str) -> None:
+    done = hespas.simulate(FIXTURES / path, "H100-SXM", estimator="roofline")
+    assert done.memory
+    for memory in done.memory:
+        use = memory.use
+        total = np.sum(list(use.contents.values()), axis=0)
+        assert total == pytest.approx(use.held_bytes[use.sample])
+        assert total.max() == pytest.approx(use.peak_bytes)
+        assert sum(use.peak_contents.values()) == pytest.approx(use.peak_bytes)
+        at_peak = {name: layer[int(np.argmax(total))] for name, layer in use.contents.items()}
+        assert {name: size for name, size in at_peak.items() if size} == pytest.approx(use.peak_contents)

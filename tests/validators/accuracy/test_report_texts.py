@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 
 from hespas.estimators.interface import CasePrediction
 from hespas.graph.errors import OutputError
-from hespas.report.page import NameTable
-from hespas.report.texts import UNKNOWN, clip, shown
+from hespas.report.texts import UNKNOWN, NameTable, clip, shown
 from hespas.validators.accuracy.cases import Cases
 from hespas.validators.accuracy.report import accuracy_csv, accuracy_markdown, speed_up_csv
 from hespas.validators.accuracy.report.folder import REPORT_FILES, check_folder, write_report

@@ -19,8 +19,7 @@ from hespas.graph.columns import FloatArray, IntArray, SmallIntArray
 from hespas.graph.errors import UnsupportedError
 from hespas.hardware import Device, peak_for
 from hespas.hardware.devices import Unit
-from hespas.report.page import NameTable
-from hespas.report.texts import shown
+from hespas.report.texts import NameTable, shown
 from hespas.validators.accuracy.cases import Cases
 from hespas.validators.accuracy.result import Accuracy, Contribution
 

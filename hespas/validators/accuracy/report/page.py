@@ -27,7 +27,6 @@ from hespas.report.page import (
     Block,
     Drawing,
     Fold,
-    NameTable,
     Page,
     Paragraph,
     Section,
@@ -38,7 +37,7 @@ from hespas.report.page import (
     page_html,
 )
 from hespas.report.tables import Column, Table, Values, table_from_rows
-from hespas.report.texts import UNKNOWN, shown
+from hespas.report.texts import UNKNOWN, NameTable, shown
 from hespas.validators.accuracy.baselines import BASELINES
 from hespas.validators.accuracy.report.figures import (
     CasePoints,

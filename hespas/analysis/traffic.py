@@ -1,0 +1,143 @@
+"""Communication matrix of a workload: bytes that ranks send to each other in one step.
+
+The bytes follow from the definition of each collective, whichever algorithm carries them: in an all-reduce of
+a buffer among n ranks, each rank sends 2 / n of the buffer to each other rank (a reduce-scatter and an
+all-gather), so that it sends the bytes of nccl-tests' bus bandwidth in total.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hespas.analysis.table import AnalysisRow, RowTable, listed, table_of
+from hespas.files.documents import Figure
+from hespas.graph import CollectiveKind, NodeKind, OpGraph, Workload
+from hespas.graph.columns import FloatArray, IntArray
+from hespas.graph.groups import StridedGroups, member_rows, peers_of
+from hespas.report.charts import Axis, HeatMap
+
+__all__ = ["TrafficRow", "matrix_of", "traffic"]
+
+_MOST_BLOCKS = 64
+"""Rows and columns of the matrix; with more ranks, a row is a block of consecutive ranks."""
+_PER_MEMBER = {
+    CollectiveKind.ALL_REDUCE: 2.0,
+    CollectiveKind.REDUCE_SCATTER: 1.0,
+    CollectiveKind.REDUCE_SCATTER_BLOCK: 1.0,
+    CollectiveKind.ALL_TO_ALL: 1.0,
+}
+"""Kinds -> bytes that a rank sends to each other member, times group size / whole buffer."""
+
+
+_SENDS = (int(NodeKind.SEND), int(NodeKind.PERMUTE))
+
+
+class TrafficRow(AnalysisRow, frozen=True, kw_only=True):
+    """Bytes that the ranks ``source`` send to the ranks ``target`` in one step. With more than 64 ranks in
+    the job, both are blocks of consecutive ranks.
+    """
+
+    source: str
+    target: str
+    size_bytes: Figure
+
+
+def traffic(workload: Workload) -> RowTable[TrafficRow]:
+    """Return the bytes between ranks in one step. Collectives with a root, whose rank is unknown, and
+    messages without a peer are not included. O(groups x blocks + ranks).
+    """
+    num_ranks = workload.num_ranks
+    per_block = -(-num_ranks // _MOST_BLOCKS)
+    block = np.arange(num_ranks) // per_block
+    blocks = int(block[-1]) + 1
+    matrix = np.zeros((blocks, blocks))
+    for index, graph in enumerate(workload.classes):
+        ranks = np.flatnonzero(workload.rank_class == index)
+        for group_set, size_bytes in _bytes_per_member(graph, num_ranks).items():
+            matrix += size_bytes * _pairs(graph, group_set, ranks, block, blocks)
+        messages = graph.p2p
+        sent = (messages.permutation >= 0) & (messages.comm_bytes > 0) & ~messages.host
+        for row in listed(np.unique(messages.permutation[sent])):
+            mine = sent & (messages.permutation == row)
+            # a receive is counted at its sender
+            sends = np.isin(graph.kind[messages.node[mine]], _SENDS)
+            node, size = messages.node[mine][sends], messages.comm_bytes[mine][sends]
+            target = peers_of(graph.permutations[row], num_ranks).target[ranks]
+            known = target >= 0
+            total = float((size * graph.executions[node]).sum())
+            np.add.at(matrix, (block[ranks[known]], block[target[known]]), total)
+    source, target = np.nonzero(matrix)
+    labels = [
+        str(first) if per_block == 1 else f"{first}-{min(first + per_block, num_ranks) - 1}"
+        for first in range(0, num_ranks, per_block)
+    ]
+    return table_of(
+        TrafficRow,
+        source=[labels[row] for row in source.tolist()],
+        target=[labels[row] for row in target.tolist()],
+        size_bytes=matrix[source, target],
+    )
+
+
+def _bytes_per_member(graph: OpGraph, num_ranks: int) -> dict[int, float]:
+    """Return the bytes that a rank sends to each other member of its group, by group set (-1: all ranks)."""
+    table, sums = graph.collectives, dict[int, float]()
+    columns = (listed(table.node), listed(table.kind), listed(table.group_set), table.comm_bytes.tolist())
+    for node, code, group_set, size_bytes in zip(*columns, strict=True):
+        kind = CollectiveKind(code)
+        members = num_ranks if group_set < 0 else graph.group_sets[group_set].group_size
+        runs = float(graph.executions[node])
+        if kind is CollectiveKind.ALL_GATHER:  # the size of a shard
+            sent = size_bytes
+        elif kind in _PER_MEMBER and members > 0:
+            sent = _PER_MEMBER[kind] * size_bytes / members
+        else:
+            continue
+        if sent * runs > 0:
+            sums[group_set] = sums.get(group_set, 0.0) + sent * runs
+    return sums
+
+
+def _pairs(graph: OpGraph, group_set: int, ranks: IntArray, block: IntArray, blocks: int) -> FloatArray:
+    """Return the number of pairs of a rank of ``ranks`` and another member of its group, by their blocks."""
+    groups = StridedGroups.all_ranks(len(block)) if group_set < 0 else graph.group_sets[group_set]
+    rows = member_rows(groups)
+    sizes = [len(row) for row in rows]
+    member = (
+        np.concatenate([np.asarray(row, np.int64) for row in rows]) if len(rows) else np.empty(0, np.int64)
+    )
+    group = np.repeat(np.arange(len(rows)), sizes)
+    inside = (member >= 0) & (member < len(block))
+    member, group = member[inside], group[inside]
+    is_sender = np.isin(member, ranks)
+    cell = group * blocks + block[member]
+    members = np.bincount(cell, minlength=len(rows) * blocks).reshape(-1, blocks).astype(np.float64)
+    senders = (
+        np.bincount(cell[is_sender], minlength=len(rows) * blocks).reshape(-1, blocks).astype(np.float64)
+    )
+    return senders.T @ members - np.diag(senders.sum(axis=0))
+
+
+def matrix_of(table: RowTable[TrafficRow]) -> HeatMap | None:
+    """Return the communication matrix; None without communication."""
+    if not len(table):
+        return None
+    sources, targets = table["source"].tolist(), table["target"].tolist()
+    labels = sorted({*sources, *targets}, key=lambda label: int(label.partition("-")[0]))
+    row_of = {label: row for row, label in enumerate(labels)}
+    values = np.full((len(labels), len(labels)), np.nan)
+    rows, columns = ([row_of[label] for label in names] for names in (sources, targets))
+    values[rows, columns] = table["size_bytes"]
+    return HeatMap(
+        name="communication-matrix",
+        title="Communication matrix",
+        table="traffic",
+        note="Bytes that a rank sends to another one in a step, by the definition of each collective and not "
+        "by its algorithm. An empty cell: none.",
+        rows=labels,
+        columns=labels,
+        values=values,
+        axis=Axis("bytes per step", "bytes"),
+        row_title="sender",
+        column_title="receiver",
+    )
