@@ -8,28 +8,30 @@ from typing import Any
 
 import numpy as np
 
-from hespas.analysis.device_use import MemoryPointRow
+from hespas.analysis.device_use import IdleLengthRow, MemoryPointRow
+from hespas.analysis.difference import RecordingDifference
 from hespas.analysis.table import RowTable, listed
 from hespas.graph.columns import FloatArray
 from hespas.hardware import Device
-from hespas.report.charts import AreaChart, Axis, Chart, Plot, Series, Waterfall
-from hespas.report.texts import bytes_text, time_text
+from hespas.report.charts import AreaChart, Axis, Chart, Histogram, Plot, Series, Waterfall
+from hespas.report.texts import bytes_text, counted, time_text
 from hespas.report.timelines import FlameGraph
 from hespas.simulator.memory import RankMemory
 
 __all__ = [
     "bandwidth_chart",
+    "difference_charts",
+    "idle_chart",
     "memory_charts",
     "memory_point_charts",
     "present",
     "roofline_chart",
     "tree_chart",
-    "waterfall_chart",
 ]
 
 _MOST_POINTS = 400
 """Operations of a roofline: those with the most time."""
-_MOST_SERIES = 7
+_MOST_SERIES, _MOST_CHANGES = 7, 12
 _MOST_CHARTS = 4
 """Charts of one kind: of the ranks or classes with the highest peaks."""
 
@@ -209,20 +211,65 @@ def bandwidth_chart(table: RowTable[Any]) -> Plot | None:
     )
 
 
-def waterfall_chart(table: RowTable[Any], whole: str = "span") -> Waterfall:
-    """Return the waterfall of the parts of the time, from the baseline to the recording."""
-    rows = {row.part: row for row in table.rows()}
-    total = rows.pop(whole)
-    return Waterfall(
+def idle_chart(table: RowTable[IdleLengthRow]) -> Histogram | None:
+    """Return the idle time of devices by the length of its gaps and by cause; None without gaps."""
+    if not len(table):
+        return None
+    first, last = max(float(table["from_ns"].min()), 1.0), float(table["to_ns"].max())
+    digits = [digit * 10.0**power for power in range(13) for digit in (1, 2, 5)]
+    edges = np.array([edge for edge in digits if first <= edge <= last])
+    bin_of = np.maximum(np.searchsorted(edges, table["from_ns"], side="right") - 1, 0)
+    causes = list(dict.fromkeys(table["cause"].tolist()))
+    heights = {cause: np.zeros(len(edges) - 1) for cause in causes}
+    count = np.zeros(len(edges) - 1, np.int64)
+    for row, (cause, at) in enumerate(zip(table["cause"].tolist(), bin_of.tolist(), strict=True)):
+        heights[cause][at] += table["total_ns"][row]
+        count[at] += table["count"][row]
+    return Histogram(
+        name="idle-histogram",
+        title="Idle time by length of the gap",
+        table="idle",
+        note="Gaps in which no stream of the device runs, on all ranks together.",
+        edges=edges,
+        heights=heights,
+        x=Axis("length of the gap", "time", is_log=True),
+        y=Axis("total idle time", "time"),
+        texts=[counted(gaps, "gap") + " of all causes" for gaps in count.tolist()],
+    )
+
+
+def difference_charts(difference: RecordingDifference) -> Iterator[Waterfall]:
+    """Yield the waterfalls from the baseline to the recording: of the parts of the span, and of the device
+    time by operation.
+    """
+    rows = {row.part: row for row in difference.parts.rows()}
+    total = rows.pop("span")
+    yield Waterfall(
         name="waterfall",
         title="From the baseline to this recording",
         table="parts",
-        note="Summed over ranks.",
         before=total.before_ns,
         after=total.after_ns,
         changes={part: row.delta_ns for part, row in rows.items() if row.delta_ns},
-        axis=Axis("time", "time"),
+        axis=Axis("time of all ranks", "time"),
     )
+    table = difference.by_operation
+    largest = np.argsort(-np.abs(table["delta_ns"]), kind="stable")[:_MOST_CHANGES]
+    changes = {
+        str(table["name"][row]): float(table["delta_ns"][row])
+        for row in largest.tolist()
+        if table["delta_ns"][row]
+    }
+    if changes:
+        yield Waterfall(
+            name="waterfall-by-operation",
+            title="Device time by operation, from the baseline to this recording",
+            table="by_operation",
+            before=float(table["before_ns"].sum()),
+            after=float(table["after_ns"].sum()),
+            changes=changes,
+            axis=Axis("device time of all ranks", "time"),
+        )
 
 
 def present(*charts: Chart | Iterable[Chart] | None) -> tuple[Chart, ...]:

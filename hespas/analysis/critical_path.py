@@ -10,7 +10,7 @@ an event of another stream ends is assumed to have waited for it.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -22,11 +22,13 @@ from hespas.analysis.tree import callers_of
 from hespas.converters.linking import exclusive
 from hespas.files.documents import Count, Figure
 from hespas.graph import Diagnostics
+from hespas.graph.columns import IntArray
 from hespas.graph.timeline import Intervals
 
 __all__ = ["CriticalPaths", "PathRow", "SegmentRow", "critical_paths"]
 
 _MAX_SEGMENTS = 20_000
+_DEVICE_KINDS = frozenset(kind.word for kind in DeviceEventKind)
 _HOST, _LAUNCH, _SYNCHRONISATION = "host", "launch", "synchronisation"
 _STREAM, _OTHER_STREAM, _UNKNOWN = "kernel delay", "stream wait", "unknown"
 
@@ -64,10 +66,13 @@ class PathRow(AnalysisRow, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CriticalPaths:
-    """Critical paths of all ranks."""
+    """Critical paths of all ranks. ``events`` are the device events of the path of each rank, as rows of its
+    recording.
+    """
 
     totals: RowTable[PathRow]
     segments: RowTable[SegmentRow]
+    events: Mapping[int, IntArray]
 
 
 def critical_paths(recordings: Sequence[Recording], diagnostics: Diagnostics) -> CriticalPaths:
@@ -77,6 +82,7 @@ def critical_paths(recordings: Sequence[Recording], diagnostics: Diagnostics) ->
     """
     totals: list[RowTable[PathRow]] = []
     segments: list[RowTable[SegmentRow]] = []
+    events: dict[int, IntArray] = {}
     for recording in recordings:
         if not len(recording):
             continue
@@ -104,6 +110,10 @@ def critical_paths(recordings: Sequence[Recording], diagnostics: Diagnostics) ->
             for row, event in zip(listed(named), path.event, strict=True)
         ]
         totals.append(_totals(recording, step, path, names))
+        events[recording.rank] = np.array(
+            [event for kind, event in zip(path.kind, path.event, strict=True) if kind in _DEVICE_KINDS],
+            np.int64,
+        )
         count = len(path.kind)
         if count <= _MAX_SEGMENTS:
             segments.append(
@@ -119,7 +129,7 @@ def critical_paths(recordings: Sequence[Recording], diagnostics: Diagnostics) ->
             )
         message = f"its critical path has {count:,} segments, which are not listed one by one"
         diagnostics.info("analysis.long-path", recording.name, message, count=int(count > _MAX_SEGMENTS))
-    return CriticalPaths(joined_tables(PathRow, totals), joined_tables(SegmentRow, segments))
+    return CriticalPaths(joined_tables(PathRow, totals), joined_tables(SegmentRow, segments), events)
 
 
 @dataclass(slots=True)

@@ -30,6 +30,7 @@ __all__ = [
     "BreakdownRow",
     "GapRow",
     "IdleCause",
+    "IdleLengthRow",
     "IdleRow",
     "LaunchRow",
     "MemoryPointRow",
@@ -39,6 +40,7 @@ __all__ = [
     "breakdown",
     "gaps_before",
     "idle",
+    "idle_lengths",
     "launches",
     "memory",
     "memory_points",
@@ -204,6 +206,41 @@ class GapRow(AnalysisRow, frozen=True, kw_only=True):
     total_ns: Figure
     share: Figure
     max_ns: Figure
+
+
+class IdleLengthRow(AnalysisRow, frozen=True, kw_only=True):
+    """Gaps of one cause with a length from ``from_ns`` to ``to_ns``, in which no stream of a device runs, on
+    all ranks together.
+    """
+
+    cause: str
+    from_ns: Figure
+    to_ns: Figure
+    count: Count
+    total_ns: Figure
+
+
+def idle_lengths(recordings: Sequence[Recording]) -> RowTable[IdleLengthRow]:
+    """Return the distribution of the lengths of gaps by cause. O(events log events)."""
+    edges = np.array([digit * 10.0**power for power in range(13) for digit in (1, 2, 5)])
+    edges[0] = 0.0
+    count = np.zeros((len(IdleCause), len(edges)), np.int64)
+    total = np.zeros((len(IdleCause), len(edges)))
+    for recording in recordings:
+        by_end = np.argsort(recording.end_ns, kind="stable")
+        _, length, cause = _gaps(recording, np.arange(len(recording)), by_end)
+        bin_of = np.searchsorted(edges, length, side="right") - 1
+        np.add.at(count, (cause, bin_of), 1)
+        np.add.at(total, (cause, bin_of), length)
+    causes, bins = np.nonzero(count)
+    return table_of(
+        IdleLengthRow,
+        cause=[_CAUSE_LABELS[code] for code in causes.tolist()],
+        from_ns=edges[bins],
+        to_ns=np.append(edges[1:], 1e13)[bins],
+        count=count[causes, bins],
+        total_ns=total[causes, bins],
+    )
 
 
 def idle(recordings: Sequence[Recording]) -> RowTable[IdleRow]:

@@ -9,6 +9,15 @@ from typing import Any
 
 import numpy as np
 
+from hespas.analysis.charts import (
+    bandwidth_chart,
+    difference_charts,
+    idle_chart,
+    memory_point_charts,
+    present,
+    roofline_chart,
+    tree_chart,
+)
 from hespas.analysis.collectives import (
     InstanceRow,
     MeasuredCollectiveRow,
@@ -24,6 +33,7 @@ from hespas.analysis.device_use import (
     WHOLE_DEVICE,
     BreakdownRow,
     GapRow,
+    IdleLengthRow,
     IdleRow,
     LaunchRow,
     MemoryPointRow,
@@ -33,6 +43,7 @@ from hespas.analysis.device_use import (
     breakdown,
     gaps_before,
     idle,
+    idle_lengths,
     launches,
     memory,
     memory_points,
@@ -54,6 +65,7 @@ from hespas.analysis.operations import (
     wins,
 )
 from hespas.analysis.recording import Recording, recordings_of
+from hespas.analysis.spans import RecordedSpans, timeline_of
 from hespas.analysis.table import RowTable
 from hespas.analysis.tree import TreeRow, tree
 from hespas.converters.measured_ops.build import costed_ops
@@ -62,6 +74,7 @@ from hespas.graph import Diagnostics, Profile
 from hespas.graph.deprecation import warn_renamed
 from hespas.graph.errors import UsageError
 from hespas.hardware import Device, load_device, named_device
+from hespas.report.charts import Chart
 
 __all__ = [
     "AnalysisTables",
@@ -96,16 +109,20 @@ class AnalysisTables:
     the matmuls with most of the time (empty: unknown). ``period_ns`` is the median over ranks of the time
     from the start of a step to the start of the next one. For a single step it is the length of its range on
     the host (NaN: unknown, or a recording without steps). ``difference`` has the tables of the comparison
-    with a baseline.
+    with a baseline. ``device`` is the device of the roofline (None: unknown). ``spans`` are the device events
+    of the timeline, which is drawn and not listed.
     """
 
     hardware: str
+    device: Device | None
+    spans: RecordedSpans
     notes: tuple[str, ...]
     unclassified: float
     product_dtype: str
     period_ns: float
     breakdown: RowTable[BreakdownRow]
     idle: RowTable[IdleRow]
+    idle_lengths: RowTable[IdleLengthRow]
     gaps: RowTable[GapRow]
     launches: RowTable[LaunchRow]
     queues: RowTable[QueueRow]
@@ -131,6 +148,23 @@ class AnalysisTables:
             name: value for name, value in values.items() if isinstance(value, RowTable)
         }
         return {**tables, **(self.difference.tables() if self.difference else {})}
+
+    def charts(self) -> tuple[Chart, ...]:
+        """Return the charts of the analysis, as far as their data were recorded."""
+        roofline = None
+        if self.device is not None:
+            with np.errstate(invalid="ignore", divide="ignore"):
+                intensity = self.operations["flops"] / self.operations["bytes_moved"]
+            roofline = roofline_chart(self.operations, self.device, intensity, self.product_dtype)
+        return present(
+            difference_charts(self.difference) if self.difference else None,
+            timeline_of(self.spans.drawn()),
+            idle_chart(self.idle_lengths),
+            roofline,
+            tree_chart(self.tree, "device_ns"),
+            bandwidth_chart(self.collectives),
+            memory_point_charts(self.memory_points),
+        )
 
     def __call__(self) -> Mapping[str, RowTable[Any]]:
         """Return :meth:`by_name`. Deprecated: supports callers of ``Analysis.tables()``, which was a method
@@ -191,12 +225,15 @@ def analysis_tables(
             periods.append(steps.period_ns)
     return AnalysisTables(
         hardware=device.name if device else "",
+        device=device,
+        spans=RecordedSpans(recordings, paths.events, communication.shift_ns),
         notes=tuple(_notes(profiles, recordings)) if any(map(len, recordings)) else (),
         unclassified=unclassified_share(recordings, measured),
         product_dtype=product_dtype(measured),
         period_ns=float(np.median(periods)) if periods else nan,
         breakdown=breakdown(recordings),
         idle=idle(recordings),
+        idle_lengths=idle_lengths(recordings),
         gaps=gaps_before(recordings),
         launches=launches(recordings),
         queues=queues(recordings),

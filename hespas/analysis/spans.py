@@ -16,11 +16,11 @@ from hespas.report.timelines import Lane, TimelineChart
 
 __all__ = [
     "MAX_RANKS",
+    "RecordedSpans",
     "SimulatedSpans",
     "SpanColumns",
     "SpanRow",
     "drawn_spans",
-    "recorded_spans",
     "timeline_of",
 ]
 
@@ -212,41 +212,49 @@ def drawn_spans(spans: SpanColumns) -> RowTable[SpanRow]:
     )
 
 
-def recorded_spans(
-    recordings: Sequence[Recording], critical: Mapping[int, IntArray], shift_ns: Mapping[int, float]
-) -> RowTable[SpanRow]:
-    """Return the device events of the first ranks for drawing. ``critical`` lists the events of each rank on
-    its critical path. The times of a rank plus ``shift_ns`` are on the common clock of all ranks.
+@dataclass(frozen=True, slots=True, eq=False)
+class RecordedSpans:
+    """Device events for drawing. ``critical`` lists the events of each rank on its critical path, as rows of
+    its recording. The times of a rank plus ``shift_ns`` are on the common clock of all ranks.
     """
-    parts: list[RowTable[SpanRow]] = []
-    for recording in [recording for recording in recordings if len(recording)][:MAX_RANKS]:
-        profile, rows = recording.profile, recording.rows
-        named = np.where(profile.op_id[rows] > 0, profile.op_id[rows], profile.kernel_id[rows])
-        names, name = np.unique(named, return_inverse=True)
-        streams, lane = np.unique(profile.stream[rows], return_inverse=True)
-        is_critical = np.zeros(len(rows), np.bool_)
-        is_critical[critical.get(recording.rank, np.empty(0, np.int64))] = True
-        shift = shift_ns.get(recording.rank, 0.0)
-        kinds = [kind.word for kind in DeviceEventKind]
-        parts.append(
-            drawn_spans(
-                SpanColumns(
-                    rank=np.full(len(rows), recording.rank),
-                    lane=lane.reshape(-1),
-                    kind=recording.kind.astype(np.int64),
-                    name=name.reshape(-1),
-                    op_class=recording.kind.astype(np.int64),
-                    start_ns=recording.start_ns + shift,
-                    end_ns=recording.end_ns + shift,
-                    is_critical=is_critical,
-                    lanes=["no stream" if stream < 0 else f"stream {stream}" for stream in listed(streams)],
-                    kinds=kinds,
-                    names=[profile.strings[row] for row in listed(names)],
-                    classes=kinds,
+
+    recordings: Sequence[Recording]
+    critical: Mapping[int, IntArray]
+    shift_ns: Mapping[int, float]
+
+    def drawn(self) -> RowTable[SpanRow]:
+        """Return the device events of the first ranks."""
+        parts: list[RowTable[SpanRow]] = []
+        for recording in [recording for recording in self.recordings if len(recording)][:MAX_RANKS]:
+            profile, rows = recording.profile, recording.rows
+            named = np.where(profile.op_id[rows] > 0, profile.op_id[rows], profile.kernel_id[rows])
+            names, name = np.unique(named, return_inverse=True)
+            streams, lane = np.unique(profile.stream[rows], return_inverse=True)
+            is_critical = np.zeros(len(rows), np.bool_)
+            is_critical[self.critical.get(recording.rank, np.empty(0, np.int64))] = True
+            shift = self.shift_ns.get(recording.rank, 0.0)
+            kinds = [kind.word for kind in DeviceEventKind]
+            parts.append(
+                drawn_spans(
+                    SpanColumns(
+                        rank=np.full(len(rows), recording.rank),
+                        lane=lane.reshape(-1),
+                        kind=recording.kind.astype(np.int64),
+                        name=name.reshape(-1),
+                        op_class=recording.kind.astype(np.int64),
+                        start_ns=recording.start_ns + shift,
+                        end_ns=recording.end_ns + shift,
+                        is_critical=is_critical,
+                        lanes=[
+                            "no stream" if stream < 0 else f"stream {stream}" for stream in listed(streams)
+                        ],
+                        kinds=kinds,
+                        names=[profile.strings[row] for row in listed(names)],
+                        classes=kinds,
+                    )
                 )
             )
-        )
-    return joined_tables(SpanRow, parts)
+        return joined_tables(SpanRow, parts)
 
 
 def timeline_of(table: RowTable[SpanRow], note: str = "") -> TimelineChart | None:

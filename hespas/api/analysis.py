@@ -19,6 +19,7 @@ from hespas.analysis.device_use import (
     ALL_STEPS,
     BreakdownRow,
     GapRow,
+    IdleLengthRow,
     IdleRow,
     LaunchRow,
     MemoryPointRow,
@@ -51,6 +52,7 @@ from hespas.graph.errors import UsageError
 from hespas.graph.hints import INPUT, Option
 from hespas.graph.progress import Progress
 from hespas.report import Table
+from hespas.report.charts import Chart
 from hespas.simulator.results import Throughput, rates_of, warn_of_rates
 
 if TYPE_CHECKING:
@@ -109,15 +111,19 @@ class Analysis(Result):
         """Return :meth:`table` as a data frame."""
         return self.table(table).to_pandas()
 
-    def write(self, folder: str | Path, *, overwrite: bool = False) -> None:
-        """Write ``index.html``, ``analysis.json`` and a CSV file per table into a folder. Raises
-        ``OutputError`` if one of these files exists and ``overwrite`` is false.
+    def charts(self) -> tuple[Chart, ...]:
+        """Return the charts, as far as their data were recorded: difference, timeline, idle time, roofline,
+        flame graph, bus bandwidth and memory.
         """
-        from hespas.analysis.report import analysis_html, write_report
+        return self.tables.charts()
+
+    def to_html(self) -> str:
+        """Return the page of the analysis."""
+        from hespas.analysis.report import analysis_html
 
         device = self.tables.hardware
         about = f"The roofline is that of {device}." if device else "The device is unknown: no roofline."
-        page = analysis_html(
+        return analysis_html(
             self.headline(),
             self.tables_by_name(),
             inputs=self.inputs,
@@ -125,9 +131,18 @@ class Analysis(Result):
             devices=self.devices,
             about=about,
             notes=self.tables.notes,
+            charts=self.charts(),
             diagnostics=self.diagnostics,
         )
-        write_report(Path(folder), page, self.to_json(), self.tables_by_name(), overwrite=overwrite)
+
+    def write(self, folder: str | Path, *, overwrite: bool = False) -> None:
+        """Write ``index.html``, ``analysis.json`` and a CSV file per table into a folder. Raises
+        ``OutputError`` if one of these files exists and ``overwrite`` is false.
+        """
+        from hespas.analysis.report import write_report
+
+        tables = self.tables_by_name()
+        write_report(Path(folder), self.to_html(), self.to_json(), tables, overwrite=overwrite)
 
 
 class DifferenceDocument(msgspec.Struct, frozen=True, kw_only=True):
@@ -159,6 +174,7 @@ class AnalysisDocument(Document, frozen=True, kw_only=True):
     notes: list[str]
     breakdown: list[BreakdownRow]
     idle: list[IdleRow]
+    idle_lengths: list[IdleLengthRow]
     gaps: list[GapRow]
     launches: list[LaunchRow]
     queues: list[QueueRow]
@@ -316,6 +332,7 @@ def analysis_document(done: Analysis) -> AnalysisDocument:
         notes=list(tables.notes),
         breakdown=tables.breakdown.rows(),
         idle=tables.idle.rows(),
+        idle_lengths=tables.idle_lengths.rows(),
         gaps=tables.gaps.rows(),
         launches=tables.launches.rows(),
         queues=tables.queues.rows(),

@@ -135,7 +135,7 @@ def _with_legend(sketch: Sketch) -> Iterator[str]:
     x, y = 8.0, 13.0
     for style, text in sketch.styles.items():
         label = shown(text, 48)
-        width = 26 + _LETTER * len(label)
+        width = 30 + _LETTER * len(label)
         if x > 8 and x + width > WIDTH:
             x, y = 8.0, y + _LINE
         if style.startswith("dot"):
@@ -144,7 +144,7 @@ def _with_legend(sketch: Sketch) -> Iterator[str]:
             yield f'<path class="{style}" d="M{x - 2:.1f} {y - 4:.1f}h16"/>'
         else:
             yield f'<rect class="{style}" x="{x:.1f}" y="{y - 9:.1f}" width="11" height="10"/>'
-        yield svg_text(x + 16, y, label, "start")
+        yield svg_text(x + 18, y, label, "start")
         x += width
     yield from sketch.parts
 
@@ -153,7 +153,7 @@ def legend_height(labels: Sequence[str]) -> float:
     """Return the height that the legend needs at the top of a drawing; 0 without labels."""
     x, lines = 8.0, 1 if labels else 0
     for text in labels:
-        width = 26 + _LETTER * min(len(text), 48)
+        width = 30 + _LETTER * min(len(text), 48)
         if x > 8 and x + width > WIDTH:
             x, lines = 8.0, lines + 1
         x += width

@@ -54,7 +54,8 @@
     box.prepend(tools, view, status, hint);
     box.classList.add("live");
     const paper = canvas.getContext("2d");
-    const gutter = () => Math.min(150, view.clientWidth * 0.26);
+    const longest = Math.max(...lanes.map(each => each.label.length));
+    const gutter = () => Math.min(longest * 6.6 + 10, 170, view.clientWidth * 0.26);
     const scale = () => (view.clientWidth - gutter() - 4) / (to - from);
     const at = moment => gutter() + (moment - from) * scale();
     const firstOf = each => {

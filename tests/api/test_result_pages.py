@@ -1,0 +1,77 @@
+"""Pages of results: their charts are those of Python, with names and links, in a browser of any width."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+import hespas
+from hespas.api.documents import Result
+from hespas.graph.errors import UsageError
+from tests.browser import FAULTS, needs_browser, seen_by
+
+FIXTURES = Path(__file__).parents[2] / "fixtures"
+PROFILE = FIXTURES / "profiles" / "ffn_train_rank0of2.pt.trace.json.gz"
+SHARDED = FIXTURES / "stablehlo" / "llama_fsdp_tp_local_N8.mlir.gz"
+
+RESULTS: dict[str, tuple[Callable[[], Result], set[str]]] = {
+    "simulate": (
+        lambda: hespas.simulate(SHARDED, "H100-SXM", estimator="roofline"),
+        {"timeline", "memory-0", "roofline", "bus-bandwidth", "communication-matrix"},
+    ),
+    "analyze": (
+        lambda: hespas.analyze(PROFILE, baseline=PROFILE, hardware="H100-SXM"),
+        {"waterfall", "timeline", "idle-histogram", "roofline", "flame-graph", "bus-bandwidth"},
+    ),
+}
+"""Command -> its result, and the names of its charts."""
+
+
+@cache
+def result_of(command: str) -> Result:
+    return RESULTS[command][0]()
+
+
+class Anchors(HTMLParser):
+    """Ids of a page, and the ids to which its links lead."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.ids: list[str] = []
+        self.links: set[str] = set()
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        values = dict(attrs)
+        self.ids += [values["id"] or ""] if "id" in values else []
+        if tag == "a":
+            self.links.add((values.get("href") or "").removeprefix("#").partition("/")[0])
+
+
+@pytest.mark.parametrize("command", RESULTS)
+def test_the_page_has_the_charts_of_the_result(command: str) -> None:
+    result, names = result_of(command), RESULTS[command][1]
+    charts = {chart.name: chart for chart in result.charts()}
+    assert set(charts) == names
+    anchors = Anchors(result.to_html())
+    assert {chart.id for chart in charts.values()} <= set(anchors.ids)
+    assert len(anchors.ids) == len(set(anchors.ids))
+    assert anchors.links <= set(anchors.ids)
+    for name in names:
+        assert result.plot(name).to_svg() == charts[name].to_svg()
+    with pytest.raises(UsageError, match="no chart 'other'"):
+        result.plot("other")
+
+
+@needs_browser
+@pytest.mark.parametrize("width", [390, 1280])
+@pytest.mark.parametrize("command", RESULTS)
+def test_the_page_has_no_faults_in_a_browser(command: str, width: int, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    page.write_text(result_of(command).to_html(), encoding="utf-8")
+    script = f"{FAULTS} document.title = JSON.stringify({{ faults }});"
+    assert seen_by(script, page, tmp_path, width=width) == {"faults": []}
