@@ -14,6 +14,7 @@ from typing import Any, cast
 import msgspec
 
 from hespas.api.analysis import AnalysisDocument
+from hespas.api.bundling import BundleDocument
 from hespas.api.capturing import CaptureDocument, ProfiledProgramDocument
 from hespas.api.conversion import ConversionDocument
 from hespas.api.estimation import EstimateDocument
@@ -43,6 +44,7 @@ FOLDER = Path(__file__).parents[1] / "hespas" / "schemas"
 DOCUMENTS: Mapping[str, type[msgspec.Struct]] = {
     "accuracy": AccuracyDocument,
     "analyze": AnalysisDocument,
+    "bundle": BundleDocument,
     "calibrate": CalibrationDocument,
     "capture": CaptureDocument,
     "capture_check": CaptureCheckDocument,

@@ -13,6 +13,7 @@ from hespas.graph.progress import ProgressBar
 __all__ = [
     "AccuracyReport",
     "Analysis",
+    "Bundle",
     "CalibrationReport",
     "CaptureCheckReport",
     "CaptureResult",
@@ -50,6 +51,7 @@ __all__ = [
     "accuracy",
     "analysis_document",
     "analyze",
+    "bundle",
     "calibrate",
     "calibrate_end_to_end",
     "capture",
@@ -115,6 +117,7 @@ if TYPE_CHECKING:
         analysis_document,
         analyze,
     )
+    from hespas.api.bundling import Bundle, bundle
     from hespas.api.capturing import (
         CaptureResult,
         ProfiledProgram,
@@ -262,6 +265,7 @@ _find = lazy_names(
         "calibrate",
         "suggest_shapes",
     ),
+    bundling=("Bundle", "bundle"),
     analysis=(
         "Analysis",
         "analysis_document",

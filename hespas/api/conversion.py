@@ -389,6 +389,11 @@ def _checked_target(
         load_device(hardware)
         if estimator != STEP_ESTIMATOR:
             load_estimator(estimator)
+    elif estimator != STEP_ESTIMATOR:
+        raise UsageError(
+            "`estimator` requires `hardware`: without it, no durations are estimated",
+            hint="add `hardware=NAME`, or leave `estimator` out",
+        )
     return target
 
 

@@ -36,6 +36,7 @@ __all__ = [
     "check_sharding",
     "check_version",
     "opened_program",
+    "profiles_by_file",
     "read",
     "read_profiles",
     "with_capture",
@@ -141,6 +142,18 @@ def read_profiles(
     workload. Traces of graph captures in the folder are joined with the traces that replay them. Raises the
     errors of :func:`read`, and ``UsageError`` for a program.
     """
+    found = profiles_by_file(path, format=format, options=options, diagnostics=diagnostics)
+    return [profile for _, profile in found]
+
+
+def profiles_by_file(
+    path: str | Path,
+    *,
+    format: str | None = None,  # noqa: A002 # the word users know
+    options: ReadOptions | None = None,
+    diagnostics: Diagnostics | None = None,
+) -> list[tuple[Path, Profile]]:
+    """Read the profiles of :func:`read_profiles`, each with its file."""
     source = Path(path)
     origin = find_format(source, format)
     files = [source]
@@ -154,7 +167,7 @@ def read_profiles(
 
         captures_of = profiles_in(source, options or ReadOptions())
         captures = captures_of if any(captures_of.values()) else {}
-    profiles: list[Profile] = []
+    found: list[tuple[Path, Profile]] = []
     facts: list[RecordingFacts] = []
     for file in files:
         if captures and file not in captures:
@@ -168,11 +181,11 @@ def read_profiles(
                 path=str(file),
                 hint="simulate the program, or give a trace of a run",
             )
-        profiles.append(value)
+        found.append((file, value))
         facts.append(facts_of(value, str(file)))
     if diagnostics is not None:
         check_job(facts, diagnostics, str(source))
-    return sorted(profiles, key=lambda profile: int(profile.rank.min()) if len(profile) else 0)
+    return sorted(found, key=lambda pair: int(pair[1].rank.min()) if len(pair[1]) else 0)
 
 
 @checked()

@@ -18,7 +18,15 @@ import numpy as np
 from hespas.analysis.links import network_utilization
 from hespas.api.estimation import estimate
 from hespas.api.io import opened_program, read_profiles
-from hespas.api.lowering import Granularity, Lowering, Mode, merged, refuse_global, step_estimator
+from hespas.api.lowering import (
+    STEP_ESTIMATOR,
+    Granularity,
+    Lowering,
+    Mode,
+    merged,
+    refuse_global,
+    step_estimator,
+)
 from hespas.api.simulation_result import SimulationResult, recorded_step_of
 from hespas.api.systems import sized_for
 from hespas.converters import ReadOptions, WriteOptions, is_flat, is_recognised, load_format
@@ -145,6 +153,11 @@ class StepJob:
             refuse_global(workload)
         sized = sized_for(system, workload.num_ranks)
         device = self.hardware or (sized.device if sized else "") or None
+        if device is None and self.estimator != STEP_ESTIMATOR:
+            raise UsageError(
+                "`estimator` requires `hardware`: without it, times are those of the input",
+                hint="add `hardware=NAME`, or leave `estimator` out",
+            )
         job = replace(self, hardware=device, system=sized)
         if astra is None:
             simulation = job.run(workload, request.scheduler)

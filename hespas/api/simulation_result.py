@@ -28,7 +28,7 @@ from hespas.hardware import load_device
 from hespas.report import Table, table_from_records
 from hespas.report.charts import Chart
 from hespas.report.page import Tile
-from hespas.report.texts import bytes_text, time_text
+from hespas.report.texts import bytes_text, counted, time_text
 from hespas.simulator import Simulation, node_label, segments
 from hespas.simulator.astra import RankStatistics
 from hespas.simulator.astra.external import ExternalRun
@@ -103,7 +103,7 @@ class SimulationResult(Result, Simulation):
         elif recorded is not None:
             summary = f"span {time}"
         rates = f"; {self.throughput}" if self.throughput.is_known else ""
-        return f"{self.source}{where}, {summary} of {ranks:,} ranks{rates}"
+        return f"{self.source}{where}, {summary} of {counted(ranks, 'rank')}{rates}"
 
     def to_json(self) -> bytes:
         """Return the JSON document that ``--json`` writes, of schema ``hespas.simulate/1``."""

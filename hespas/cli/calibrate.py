@@ -252,10 +252,9 @@ def _suggest_shapes(call: Call, out: Path) -> None:
 
 def _calibrate_end_to_end(call: Call, out: Path) -> None:
     """Fit factors that correct the components of predicted steps on a device, and write them."""
-    for parameter in call.context.command.params:
-        name = parameter.name or ""
+    for name in call.texts:
         if call.is_written(name) and name not in _END_TO_END_PARAMETERS:
-            raise UsageError(f"--end-to-end excludes {parameter.opts[0]}", hint="leave it out")
+            raise UsageError(f"--end-to-end excludes {call.spelling(name)}", hint="leave it out")
     tables, estimators = call.several("table"), list[str](call.texts["estimator"] or ())
     if len(estimators) > 1:
         raise UsageError("--end-to-end takes one --estimator", hint="run once per estimator")

@@ -45,10 +45,14 @@ from hespas.graph.progress import Progress
 __all__ = [
     "LISTING",
     "Call",
+    "accepted_type",
     "command",
     "device_names",
     "estimator_names",
+    "file_access",
     "format_names",
+    "is_column",
+    "listed",
     "model_names",
     "system_names",
 ]
@@ -65,10 +69,10 @@ _ABSENT: tuple[object, ...] = (None, "", [])
 @dataclass(frozen=True, slots=True)
 class Call:
     """One run of a command. ``texts`` has the values of all options as typed. ``call[name]`` is the value of
-    an option, converted for the Python interface.
+    an option, converted for the Python interface. ``context`` is None for a tool without a command line.
     """
 
-    context: typer.Context
+    context: typer.Context | None
     options: Mapping[str, DeclaredOption]
     texts: Mapping[str, Any]
     label: str
@@ -83,7 +87,7 @@ class Call:
             return (value if value == "" else None) if declared.default is REQUIRED else declared.default
         if declared.option.parse is not None:
             return declared.option.parse(value)
-        return value[0] if declared.option.repeats and not _element_of(declared) else value
+        return value[0] if is_column(declared) else value
 
     @property
     def json_file(self) -> Path | None:
@@ -101,11 +105,11 @@ class Call:
         stated: list[object] = []
         files: list[Path] = []
         for name, declared in self.options.items():
-            values = _listed(self.texts[name])
+            values = listed(self.texts[name])
             first: object = values[0] if values else None
             if declared.option.is_argument and declared.option.access != "writes":
                 stated += values
-            elif isinstance(first, Path) and _access(declared) == "reads":
+            elif isinstance(first, Path) and file_access(declared) == "reads":
                 files.append(first)
         return ", ".join(map(str, stated or files[:1]))
 
@@ -114,41 +118,38 @@ class Call:
         value = self.texts[name]
         if value in _ABSENT:
             return [] if self[name] in _ABSENT or self[name] == () else [self[name]]
-        return _listed(value)
+        return listed(value)
 
     def columns(self) -> dict[str, list[Any]]:
         """Return the options that are given several times, each with its values, to compare them in
         columns.
         """
-        compared = (
-            name
-            for name, declared in self.options.items()
-            if declared.option.repeats and declared.option.parse is None
-        )
+        compared = (name for name, declared in self.options.items() if is_column(declared))
         return {name: values for name in compared if len(values := self.several(name)) > 1}
 
     def is_written(self, name: str) -> bool:
         """Return True if the option was typed on the command line, not taken from its default."""
-        source = self.context.get_parameter_source(name)
+        source = None if self.context is None else self.context.get_parameter_source(name)
         return source is not None and source.name == "COMMANDLINE"
 
     def spelling(self, name: str) -> str:
         """Return the spelling of an option that the user wrote: ``--no-launches`` if a switch is off."""
+        assert self.context is not None
         parameter = next(each for each in self.context.command.params if each.name == name)
         is_off = self.context.params.get(name) is False and parameter.secondary_opts
         return (parameter.secondary_opts if is_off else parameter.opts)[0]
 
     def paths(self, access: Access) -> list[Path | str]:
         """Return the values of the options whose files are used in the given way: read or written."""
-        used = (name for name, declared in self.options.items() if _access(declared) == access)
-        return [value for name in used for value in _listed(self.texts[name])]
+        used = (name for name, declared in self.options.items() if file_access(declared) == access)
+        return [value for name in used for value in listed(self.texts[name])]
 
     def documents(self) -> dict[str, Path | None]:
         """Return the documents that the command writes, by option."""
         documents: dict[str, Path | None] = {
             declared.flag: self.texts[name]
             for name, declared in self.options.items()
-            if _access(declared) == "document"
+            if file_access(declared) == "document"
         }
         return documents | ({} if "json_file" in self.options else {"--json": self.json_file})
 
@@ -157,8 +158,8 @@ class Call:
         files: dict[str, list[Path]] = {}
         for access in accesses or ("reads", "stream", "writes"):
             for name, declared in self.options.items():
-                texts = [str(text) for text in _listed(self.texts[name])]
-                if _access(declared) != access or not texts:
+                texts = [str(text) for text in listed(self.texts[name])]
+                if file_access(declared) != access or not texts:
                     continue
                 if declared.option.completes == "estimators":
                     found = estimator_files(*texts)
@@ -304,7 +305,7 @@ def _devices_and_systems(
     for name, declared in options.items():
         if declared.option.completes not in {"devices", "systems"}:
             continue
-        value, takes_list = texts[name], _cli_type(declared)[1]
+        value, takes_list = texts[name], accepted_type(declared)[1]
         if _takes_default_hardware(declared) and value in _ABSENT:
             value = default_hardware()
             if not value:
@@ -317,7 +318,7 @@ def _devices_and_systems(
             value = [
                 part
                 for text in map(str, value)
-                for part in ([text] if hardware_files(text) else filter(None, text.split(",")))
+                for part in ([text] if hardware_files(text) else text.split(","))
             ]
         named[name] = value
     return named
@@ -336,20 +337,20 @@ def _order(parameter: inspect.Parameter, panels: Sequence[str]) -> int:
     return panels.index(panel) + 1 if panel in panels else 0
 
 
-def _listed(value: object) -> list[Any]:
+def listed(value: object) -> list[Any]:
     """Return the values of an option as a list; empty for an option that is not given."""
     if value in _ABSENT:
         return []
     return list(cast("Iterable[Any]", value)) if isinstance(value, list | tuple) else [value]
 
 
-def _access(declared: DeclaredOption) -> str:
+def file_access(declared: DeclaredOption) -> str:
     """Return how the command uses the files that an option names (reads or writes); empty if the option names
     no file.
     """
     option = declared.option
     is_named = option.completes in {"devices", "systems", "estimators"}
-    return option.access or ("reads" if is_named or _cli_type(declared)[0] is Path else "")
+    return option.access or ("reads" if is_named or accepted_type(declared)[0] is Path else "")
 
 
 def _element_of(declared: DeclaredOption) -> Any:
@@ -361,7 +362,14 @@ def _element_of(declared: DeclaredOption) -> Any:
     return None
 
 
-def _cli_type(declared: DeclaredOption) -> tuple[Any, bool]:
+def is_column(declared: DeclaredOption) -> bool:
+    """Return True if the command may repeat an option to compare its values in columns, each of which is one
+    call of the function.
+    """
+    return declared.option.repeats and declared.option.parse is None and _element_of(declared) is None
+
+
+def accepted_type(declared: DeclaredOption) -> tuple[Any, bool]:
     """Return the type that the command line parses for an option, and True if the option can be repeated."""
     option, element = declared.option, _element_of(declared)
     repeats = option.repeats or (element is not None and option.parse is None)
@@ -394,7 +402,7 @@ def _bounds_of(hint: object) -> Iterator[AtLeast | AtMost]:
 def _parameter(declared: DeclaredOption) -> inspect.Parameter:
     """Return the parameter of a typer function that declares an option."""
     option = declared.option
-    kind, repeats = _cli_type(declared)
+    kind, repeats = accepted_type(declared)
     bounds: dict[str, Any] = {}
     for bound in _bounds_of(declared.hint):
         name, number = ("min", bound.least) if isinstance(bound, AtLeast) else ("max", bound.most)
@@ -419,7 +427,7 @@ def _parameter(declared: DeclaredOption) -> inspect.Parameter:
     }
     if repeats and get_origin(kind) is Literal:
         kind = _EnumOf(declared.name, [(choice, choice) for choice in get_args(kind)])
-    if _access(declared) == "folder":
+    if file_access(declared) == "folder":
         described["parser"] = report_folder
     annotation: Any = GenericAlias(list, kind) if repeats else kind
     if default is None:

@@ -33,6 +33,16 @@ COMMANDS = {
         "estimators",
         "List the estimators, their availability on this machine and the packages that they need.",
     ),
+    "mcp": CommandSource(
+        "hespas.cli.mcp",
+        "mcp",
+        "Offer view, check, estimate, simulate, analyze, accuracy and others to a language model as tools.",
+    ),
+    "bundle": CommandSource(
+        "hespas.cli.bundle",
+        "bundle",
+        "Pack the PyTorch traces of a job into one archive that ui.perfetto.dev opens as one timeline.",
+    ),
     "view": CommandSource(
         "hespas.cli.view",
         "view",

@@ -1,0 +1,16 @@
+# The commands with StableHLO and HTML reports: docker run --rm -v "$PWD:/work" hespas simulate /work/step.mlir ...
+FROM python:3.13-slim AS build
+WORKDIR /source
+COPY . .
+RUN python -m pip install --no-cache-dir build && python -m build --wheel --outdir /wheels
+
+FROM python:3.13-slim
+COPY --from=build /wheels /wheels
+COPY constraints.txt /wheels/
+RUN python -m pip install --no-cache-dir --constraint /wheels/constraints.txt \
+      "$(ls /wheels/*.whl)[stablehlo,report]" && rm -r /wheels \
+    && useradd --create-home hespas
+USER hespas
+WORKDIR /work
+ENTRYPOINT ["hespas"]
+CMD ["--help"]

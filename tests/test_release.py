@@ -1,0 +1,95 @@
+"""Files of a release: one version, one list of requirements, and hooks and actions that run."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import hespas
+from hespas import __version__
+
+ROOT = Path(__file__).parents[1]
+_CONDA_NAMES = {"isal": "python-isal"}
+"""Name in the package index -> name in conda-forge, where they differ."""
+
+
+def document(name: str) -> Any:
+    return yaml.safe_load((ROOT / name).read_text(encoding="utf-8"))
+
+
+def test_one_version() -> None:
+    assert document("CITATION.cff")["version"] == __version__
+    assert document("conda/recipe.yaml")["context"]["version"] == __version__
+    changes = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    newest = re.findall(r"^## (\d+\.\d+\.\d+) - (\d{4}-\d\d-\d\d)$", changes, re.MULTILINE)[0]
+    assert newest == (__version__, str(document("CITATION.cff")["date-released"]))
+
+
+def test_conda_requires_what_the_wheel_requires() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    wanted = {"python" + project["requires-python"]}
+    for requirement in project["dependencies"]:
+        name, bounds = re.fullmatch(r"([a-z]+)(.*)", requirement).groups()  # type: ignore[union-attr]
+        wanted.add(_CONDA_NAMES.get(name, name) + bounds)
+    listed = document("conda/recipe.yaml")["requirements"]["run"]
+    assert {entry.replace(" ", "") for entry in listed} == wanted
+    scripts = document("conda/recipe.yaml")["build"]["python"]["entry_points"]
+    assert dict(entry.split(" = ") for entry in scripts) == project["scripts"]
+
+
+def test_the_hook_finds_an_invalid_trace(tmp_path: Path) -> None:
+    hook = document(".pre-commit-hooks.yaml")[0]
+    folder = tmp_path / "traces"
+    hespas.generate(hespas.random_job(ranks=2, nodes=20), folder)
+    trace = next(folder.glob("*.et"))
+    assert re.search(hook["files"], trace.name)
+    program, *options = hook["entry"].split()
+    assert (program, hook["pass_filenames"]) == ("hespas-validate", False)
+    command = [sys.executable, "-c", "from hespas.cli.validate import main; main()", *options, str(folder)]
+    assert subprocess.run(command, cwd=ROOT, check=False, capture_output=True).returncode == 0
+    trace.write_bytes(trace.read_bytes()[:-3])
+    assert subprocess.run(command, cwd=ROOT, check=False, capture_output=True).returncode == 1
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="the script of the action needs bash")
+def test_the_action_compares_two_programs(tmp_path: Path) -> None:
+    script = ROOT / ".github" / "actions" / "predicted-step" / "compare.sh"
+    programs = ROOT / "fixtures" / "stablehlo"
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    (folder / "hespas").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m hespas "$@"\n')
+    (folder / "hespas").chmod(0o755)
+    settings = {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}", "HARDWARE": "H100-SXM", "OPTIONS": ""}
+    comments = [tmp_path / "changed.md", tmp_path / "new.md"]
+    for base, comment in zip((programs / "mlp.mlir", tmp_path / "none"), comments, strict=True):
+        words = [str(script), str(base), str(programs / "mlp_train.mlir"), str(comment)]
+        subprocess.run(words, cwd=ROOT, env=settings, check=True, capture_output=True)
+    changed, new = (comment.read_text(encoding="utf-8") for comment in comments)
+    assert re.search(r"^\| before \| [\d.]+ us per step on H100-SXM", changed, re.MULTILINE)
+    assert "step" in changed.partition("```")[2]
+    assert new.endswith("The file is new.\n")
+
+
+def test_wheel_and_source_are_reproducible(tmp_path: Path) -> None:
+    digests: list[dict[str, str]] = []
+    for name in ("first", "second"):
+        command = [sys.executable, "-m", "hatchling", "build", "--directory", str(tmp_path / name)]
+        subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+        made = sorted((tmp_path / name).iterdir())
+        digests.append({file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in made})
+    assert digests[0] == digests[1]
+    assert sorted(digests[0]) == [
+        f"hespas-{__version__}-py3-none-any.whl", f"hespas-{__version__}.tar.gz",
+    ]  # fmt: skip
+    wheel = next((tmp_path / "first").glob("*.whl"))
+    assert wheel.stat().st_size <= 6_000_000
