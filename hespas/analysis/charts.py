@@ -198,7 +198,7 @@ def bandwidth_chart(table: RowTable[Any]) -> Plot | None:
             f"{time_text(float(table['mean_ns'][row]))} each"
             for at, row in enumerate(chosen)
         ]
-        series.append(Series(label=label, x=size, y=bus, texts=texts))
+        series.append(Series(label=label, x=size, y=bus, texts=texts, mark="curve"))
     return Plot(
         name="bus-bandwidth",
         title="Bus bandwidth over size",

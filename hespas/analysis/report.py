@@ -16,6 +16,7 @@ from hespas.graph import Diagnostics
 from hespas.report.charts import Chart
 from hespas.report.drawings import Bar, Curve, curves, stacked_bars
 from hespas.report.page import (
+    OPERATION_COLUMNS,
     Block,
     ChartView,
     Drawing,
@@ -281,7 +282,7 @@ def _blocks(
             named=named,
             links={
                 name: [spans.get(operation, "") for operation in table[name].tolist()]
-                for name in ("name", "operation", "last_operation")
+                for name in ("name", *OPERATION_COLUMNS)
                 if spans and name in table.columns and section.table not in {"tree", "modules"}
             },
             strong=(table["step"] < 0).tolist() if "step" in table.columns else (),

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from hespas.api.arguments import checked
 from hespas.api.documents import Result
@@ -20,7 +20,7 @@ from hespas.graph.deprecation import RenamedAttribute
 from hespas.graph.errors import FormatError, UnsupportedError, UsageError
 from hespas.graph.hints import Option, OptionsOf, PositiveInt
 from hespas.graph.progress import Progress
-from hespas.report import Table, table_from_records
+from hespas.report import Column, Table, table_from_records, table_from_rows
 from hespas.report.texts import counted
 from hespas.validators.checker import CheckOptions, check_workload
 from hespas.validators.checker import Profile as Rules
@@ -46,6 +46,8 @@ _Path = str | Path
 @dataclass(frozen=True, slots=True, repr=False)
 class CheckReport(Result):
     """Violations of rules. ``details`` is the validator's own result."""
+
+    page_title: ClassVar[str] = "Check of workloads"
 
     details: CheckResult
     result = RenamedAttribute("details")
@@ -80,6 +82,20 @@ class CheckReport(Result):
     def table(self) -> Table:
         """Return the result as a table with one row per violation."""
         return table_from_records(self.to_dict()["violations"])
+
+    def tables_by_name(self) -> Mapping[str, Table]:
+        """Return the violations, and their exact numbers by rule, and the inputs."""
+        rules = table_from_rows((Column("code"), Column("count", kind="count")), self.counts.items())
+        header = (
+            Column("path", kind="code"),
+            Column("format"),
+            *(Column(name, kind="count") for name in ("ranks", "rank_classes", "nodes")),
+        )
+        rows = [
+            (checked.path, checked.format, checked.num_ranks, checked.num_classes, checked.num_nodes)
+            for checked in self.details.inputs
+        ]
+        return {"violations": self.table(), "rules": rules, "inputs": table_from_rows(header, rows)}
 
 
 _Source = Annotated[

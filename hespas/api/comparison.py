@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import nan
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from hespas.api.arguments import checked
 from hespas.api.documents import Result
@@ -13,6 +13,7 @@ from hespas.api.validation import AccuracyReport, limit_of
 from hespas.graph.deprecation import RenamedAttribute
 from hespas.graph.hints import Option
 from hespas.report import Table, table_from_records
+from hespas.report.charts import Axis, Chart, Plot, Series
 
 if TYPE_CHECKING:
     from hespas.validators.accuracy import Comparison
@@ -25,6 +26,8 @@ class ComparisonReport(Result):
     """Changes of errors between two accuracy reports, and the limit on their increase (NaN: none).
     ``details`` is the result of the validator.
     """
+
+    page_title: ClassVar[str] = "Comparison of two accuracy reports"
 
     details: Comparison
     max_regression: float = nan
@@ -50,6 +53,35 @@ class ComparisonReport(Result):
     def table(self) -> Table:
         """Return the result as a table with one row per figure of both reports."""
         return table_from_records(self.to_dict()["changes"])
+
+    def charts(self) -> tuple[Chart, ...]:
+        """Return the figures of the later report over the figures of the earlier one."""
+        changes = [row for row in self.details.changes if row.before > 0 and row.after > 0]
+        if not changes:
+            return ()
+        series: list[Series] = []
+        for label, sign in (("worse", 1), ("better", -1), ("same", 0)):
+            rows = [row for row in changes if (row.difference > 0) - (row.difference < 0) == sign]
+            if rows:
+                texts = [f"{row.what}, {row.figure}: {row.before:.1%} to {row.after:.1%}" for row in rows]
+                x, y = [row.before for row in rows], [row.after for row in rows]
+                series.append(Series(label=label, x=x, y=y, texts=texts, tone={1: 1, -1: 0, 0: 6}[sign]))
+        ends = [
+            min(min(row.before, row.after) for row in changes),
+            max(max(row.before, row.after) for row in changes),
+        ]
+        series.append(Series(label="no change", x=ends, y=ends, mark="line", tone=6))
+        return (
+            Plot(
+                name="errors",
+                title="Errors of the two reports",
+                table="rows",
+                note="A point above the line: the error grew.",
+                x=Axis("before", "share", is_log=True),
+                y=Axis("after", "share", is_log=True),
+                series=series,
+            ),
+        )
 
 
 _Base = Annotated[

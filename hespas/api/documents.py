@@ -14,7 +14,7 @@ from collections.abc import Callable, Generator, Mapping
 from contextlib import ExitStack, contextmanager
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Literal
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, ClassVar, Literal
 
 import msgspec
 
@@ -103,6 +103,7 @@ class Result(ABC):
     """Result of a command: a summary line (``repr``), a table, and the document of ``--json``."""
 
     __slots__ = ()
+    page_title: ClassVar[str] = "Report"
 
     @abstractmethod
     def headline(self) -> str:
@@ -141,7 +142,10 @@ class Result(ABC):
         from hespas.report.page import page_html, result_page
 
         diagnostics: Diagnostics | None = getattr(self, "diagnostics", None)
-        return page_html(result_page(self.headline(), self.charts(), self.tables_by_name(), diagnostics))
+        page = result_page(
+            self.page_title, self.headline(), self.charts(), self.tables_by_name(), diagnostics
+        )
+        return page_html(page)
 
     def to_pandas(self) -> pandas.DataFrame:
         """Return the rows of :meth:`table` as a data frame; unknown values are NaN."""

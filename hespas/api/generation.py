@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import isnan, nan
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import msgspec
 
+from hespas.analysis.traffic import matrix_of, traffic
 from hespas.api.arguments import Destination, DestinationFormat, WritingJob, checked, hardware_option
 from hespas.api.documents import Document, Result, findings
 from hespas.api.io import write
@@ -23,7 +25,8 @@ from hespas.graph.passes import totals
 from hespas.graph.progress import Progress
 from hespas.hardware import System, load_device
 from hespas.report import Column, Table, column_of, table_from_rows
-from hespas.report.texts import counted
+from hespas.report.charts import Chart
+from hespas.report.texts import bytes_text, count_text, counted, flops_text
 
 if TYPE_CHECKING:
     from hespas.api.simulation_result import SimulationResult
@@ -80,6 +83,8 @@ class GenerationResult(Result):
     """Generated workload and its account. ``et_bytes`` is NaN unless it was measured. ``step`` is the
     simulation on the device or system, if one was named.
     """
+
+    page_title: ClassVar[str] = "Generated workload"
 
     workload: Workload
     account: Account
@@ -159,6 +164,43 @@ class GenerationResult(Result):
         """Return the memory of the fullest rank: one row per kind of content."""
         header = (Column("what"), column_of("size_bytes"))
         return table_from_rows(header, [(share.what, share.size_bytes) for share in self.account.memory])
+
+    def figures(self) -> list[tuple[str, str]]:
+        """Return the known figures of the workload with their values as texts."""
+        account = self.account
+        fits = {True: "fits", False: "does not fit", None: "unknown whether it fits"}[self.fits]
+        capacity = f"{bytes_text(self.capacity_bytes) or 'unknown'}: {fits}" if self.hardware else ""
+        figures = [
+            ("maximum nodes per rank", count_text(self.nodes_per_rank_max)),
+            ("traces of all ranks", bytes_text(self.et_bytes) if not self.written else ""),
+            ("parameters", count_text(account.parameters)),
+            ("model FLOPs per step", flops_text(account.model_flops_per_step)),
+            ("hardware FLOPs per step", flops_text(account.hardware_flops_per_step)),
+            ("collective payload per rank", bytes_text(self.collective_bytes_per_rank)),
+            ("peak memory per rank", bytes_text(account.peak_memory_bytes)),
+            (f"memory of {self.hardware}", capacity),
+        ]
+        return [figure for figure in figures if figure[1]]
+
+    def tables_by_name(self) -> Mapping[str, Table]:
+        """Return the figures of the workload and the memory of the fullest rank, and the bytes between ranks
+        or all tables of the simulated step.
+        """
+        header = (Column("figure"), Column("value", kind="number", write=str))
+        own = {
+            "figures": table_from_rows(header, self.figures()),
+            "memory_of_the_fullest_rank": self.table(),
+        }
+        if self.step is not None:
+            return own | dict(self.step.tables_by_name())
+        return own | {"traffic": traffic(self.workload)}
+
+    def charts(self) -> tuple[Chart, ...]:
+        """Return the communication matrix; with a simulated step, the charts of the step."""
+        if self.step is not None:
+            return self.step.charts()
+        matrix = matrix_of(traffic(self.workload))
+        return (matrix,) if matrix else ()
 
 
 _Measure = Annotated[bool, Option("Print nodes, bytes, FLOPs and memory; write nothing.", flag="dry-run")]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import nan
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from hespas.api.arguments import ChosenEstimator, checked
 from hespas.api.documents import Result
@@ -15,6 +15,7 @@ from hespas.graph.errors import UsageError
 from hespas.graph.hints import Option, PositiveInt
 from hespas.graph.progress import Progress
 from hespas.report import Table, table_from_records
+from hespas.report.charts import Chart
 from hespas.studies.league.evaluation import CalibrateBy
 from hespas.studies.serving import Calibrate
 
@@ -64,6 +65,12 @@ class LeagueReport(Result):
     def table(self) -> Table:
         """Return a table with one row per published run: prediction, interval, published times and error."""
         return table_from_records(self.to_dict()["rows"])
+
+    def to_html(self) -> str:
+        """Return the page of the report."""
+        from hespas.studies.league.report import league_html
+
+        return league_html(self.details)
 
     def write(self, folder: str | Path, *, overwrite: bool = False) -> None:
         """Write a page, the document and a CSV file into a folder. Raises ``OutputError`` if one of them
@@ -227,6 +234,8 @@ def calibrate_end_to_end(
 class ServingAccuracyReport(Result):
     """Measured serving runs with the errors of their predictions, and recorded runs that were replayed."""
 
+    page_title: ClassVar[str] = "Predictions of measured LLM servers"
+
     errors: ServingErrors
     recorded: tuple[RunReplay, ...]
     inputs: tuple[str, ...]
@@ -260,6 +269,14 @@ class ServingAccuracyReport(Result):
         """
         document = self.to_dict()
         return table_from_records(document["rows"] or document["recorded"])
+
+    def charts(self) -> tuple[Chart, ...]:
+        """Return the throughput-latency curves, measured and predicted, of the deployments with the most
+        loads.
+        """
+        from hespas.studies.serving.curves import load_curves
+
+        return tuple(load_curves(self.errors.rows))
 
 
 _ServingTable = Annotated[

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import nan
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import msgspec
 import numpy as np
@@ -33,7 +34,8 @@ from hespas.graph.hints import (
 )
 from hespas.graph.progress import Progress
 from hespas.hardware import load_device
-from hespas.report import Column, Table, write_tables
+from hespas.report import Column, Table, table_from_rows, write_tables
+from hespas.report.charts import Axis, Chart, Plot, Series
 from hespas.simulator.serving import (
     Correction,
     Policy,
@@ -320,6 +322,8 @@ class ServingResult(Result):
     KV cache of a replica. ``per_request`` is True if the document has a row per request.
     """
 
+    page_title: ClassVar[str] = "Requests to an LLM server"
+
     server: Server
     model: str
     runs: tuple[ServingRun, ...]
@@ -451,6 +455,51 @@ class ServingResult(Result):
         counts = {"prompt_tokens", "output_tokens", "put_back"}
         header = tuple(Column(name, kind="count" if name in counts else "number") for name in columns)
         return Table(header, {name: column[order] for name, column in columns.items()})
+
+    def tables_by_name(self) -> Mapping[str, Table]:
+        """Return the distributions of times, and the requests."""
+        header = (
+            Column("what"),
+            *(Column(f"{name}_ms", kind="number") for name in ("mean", "p50", "p90", "p99", "max")),
+        )
+        rows = [
+            (row.what, row.mean_ms, row.p50_ms, row.p90_ms, row.p99_ms, row.max_ms) for row in self.times()
+        ]
+        return {"times": table_from_rows(header, rows), "requests": self.table()}
+
+    def charts(self) -> tuple[Chart, ...]:
+        """Return the distributions of TTFT, TPOT and latency, and the TTFT of requests by their arrival."""
+        series: list[Series] = []
+        for what in ("ttft", "tpot", "latency"):
+            times = np.sort(self._column(f"{what}_ns"))
+            times = times[~np.isnan(times)]
+            if len(times):
+                shares = np.arange(1, len(times) + 1) / len(times)
+                chosen = np.unique(np.linspace(0, len(times) - 1, min(len(times), 400)).astype(np.int64))
+                series.append(Series(label=what, x=times[chosen], y=shares[chosen], mark="steps"))
+        arrival_ns, ttft_ns = self._column("arrival_ns"), self.ttft_ns
+        drawn = np.unique(np.linspace(0, len(ttft_ns) - 1, min(len(ttft_ns), 2_000)).astype(np.int64))
+        order = np.argsort(arrival_ns, kind="stable")[drawn]
+        return (
+            Plot(
+                name="latency-distribution",
+                title="Distribution of TTFT, TPOT and latency",
+                table="times",
+                note="Share of the requests with at most this time.",
+                x=Axis("time", "time", is_log=True),
+                y=Axis("share of requests", "share"),
+                series=series,
+            ),
+            Plot(
+                name="ttft-by-arrival",
+                title="TTFT by arrival",
+                table="requests",
+                note="A TTFT that grows with the arrival: the server cannot keep up with the load.",
+                x=Axis("arrival", "time"),
+                y=Axis("TTFT", "time"),
+                series=[Series(label="requests", x=arrival_ns[order], y=ttft_ns[order])],
+            ),
+        )
 
 
 _ServerOptions = Annotated[Server, OptionsOf()]

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from math import isfinite, isnan, nan
 from pathlib import Path
-from typing import Annotated, Literal, cast
+from typing import Annotated, ClassVar, Literal, cast
 
 import msgspec
+import numpy as np
 
 from hespas._version import __version__
 from hespas.api.arguments import checked
@@ -29,8 +30,9 @@ from hespas.graph.errors import FormatError, OutputError
 from hespas.graph.hints import OUTPUT, AtLeast, AtMost, Option, OptionsOf
 from hespas.graph.progress import Progress
 from hespas.hardware import own_device_file, own_system_file
+from hespas.report.charts import Axis, Chart, HeatMap, Plot, Series, Waterfall
 from hespas.report.drawings import Bar, stacked_bars
-from hespas.report.page import Block, Drawing, Page, Paragraph, Section, TableView, page_html
+from hespas.report.page import Block, ChartView, Drawing, Page, Paragraph, Section, TableView, page_html
 from hespas.report.tables import Column, Kind, Table, column_of, table_from_rows
 from hespas.report.texts import time_text
 
@@ -124,6 +126,110 @@ class GridResult(Result):
     def to_csv(self) -> str:
         """Return the rows as CSV; an unknown figure is an empty field."""
         return self.table().to_csv()
+
+    def charts(self) -> tuple[Chart, ...]:
+        """Return the heat map of the step over the two axes with the most values, and the step over the
+        number of ranks; only if there are two such axes, and several numbers of ranks.
+        """
+        rows = [row for row in self.rows if isfinite(row.step_ns)]
+        axes = [axis for axis, values in self.grid.axes.items() if len(set(map(str, values))) > 1]
+        charts: list[Chart] = []
+        if rows and len(axes) > 1:
+            charts.append(self._heat_map(rows, sorted(axes, key=lambda axis: -len(self.grid.axes[axis]))))
+        if len({row.ranks for row in rows}) > 1:
+            charts.append(_step_over_ranks(rows))
+        return tuple(charts)
+
+    def _heat_map(self, rows: Sequence[GridRow], axes: Sequence[str]) -> HeatMap:
+        """Return the shortest step for each pair of values of the first two axes."""
+        down, across = axes[:2]
+        labels = {axis: [str(value) for value in self.grid.axes[axis]] for axis in (down, across)}
+        values = np.full((len(labels[down]), len(labels[across])), nan)
+        for row in rows:
+            cell = tuple(labels[axis].index(str(row.settings[axis])) for axis in (down, across))
+            values[cell] = np.fmin(values[cell], row.step_ns)
+        others = ", ".join(axis.replace("_", " ") for axis in axes[2:])
+        best = f" Of {others}, the best value of each cell." if others else ""
+        return HeatMap(
+            name="heat-map",
+            title="Step by " + " and ".join(axis.replace("_", " ") for axis in (down, across)),
+            table="steps",
+            note=f"Frame: the shortest step.{best}",
+            rows=labels[down],
+            columns=labels[across],
+            values=values,
+            axis=Axis("step", "time"),
+            row_title=down.replace("_", " "),
+            column_title=across.replace("_", " "),
+            best=True,
+        )
+
+    def to_html(self) -> str:
+        """Return the page: charts, a bar with its interval per row, and the table."""
+        bars: list[Bar] = []
+        for row in self.rows:
+            if not isfinite(row.step_ns):
+                continue
+            exposed = (
+                min(max(row.exposed_comm_ns, 0.0), row.step_ns) if isfinite(row.exposed_comm_ns) else 0.0
+            )
+            label = ", ".join(str(row.settings[axis]) for axis in self.grid.axes)
+            parts = (row.step_ns - exposed, exposed)
+            bars.append(Bar(label, parts, row.step_low_ns, row.step_high_ns, time_text(row.step_ns)))
+        blocks: list[Block] = [ChartView(chart) for chart in self.charts()]
+        blocks += [Drawing(content=stacked_bars(bars, _PARTS, "more rows"))] if bars else []
+        view = TableView(
+            name="table-rows",
+            table=self.table(),
+            label="Rows",
+            file=_TABLE,
+            filters=list(self.grid.axes),
+        )
+        shared = ", ".join(f"{key} {value}" for key, value in self.grid.shared.items())
+        about = [Paragraph(f"All rows: {shared}.", "faint")] if shared else []
+        return page_html(
+            Page(
+                title="What if",
+                summary=[Paragraph(self.headline(), "summary"), *about],
+                sections=[
+                    Section("steps", "Step by row", blocks, "Frame in a bar: 90 % interval."),
+                    Section("rows", "Rows", [view]),
+                ],
+            )
+        )
+
+
+def _step_over_ranks(rows: Sequence[GridRow]) -> Plot:
+    """Return the step of each row over its number of ranks, with the Pareto frontier: the rows for which no
+    row with as many or fewer ranks has a shorter step.
+    """
+    texts = [", ".join(f"{key} {value}" for key, value in row.settings.items()) for row in rows]
+    frontier: list[GridRow] = []
+    for row in sorted(rows, key=lambda row: (row.ranks, row.step_ns)):
+        if not frontier or row.step_ns < frontier[-1].step_ns:
+            frontier.append(row)
+    return Plot(
+        name="pareto",
+        title="Step over the number of ranks",
+        table="steps",
+        note="Line: Pareto frontier. No row with as many or fewer ranks has a shorter step.",
+        x=Axis("ranks", "count", is_log=True),
+        y=Axis("step", "time", is_log=True),
+        series=[
+            Series(
+                label="rows",
+                x=[float(row.ranks) for row in rows],
+                y=[row.step_ns for row in rows],
+                texts=[f"{text}: {time_text(row.step_ns)}" for text, row in zip(texts, rows, strict=True)],
+            ),
+            Series(
+                label="Pareto frontier",
+                x=[float(row.ranks) for row in frontier],
+                y=[row.step_ns for row in frontier],
+                mark="steps",
+            ),
+        ],
+    )
 
 
 _WHAT_IF = "What if"
@@ -224,7 +330,7 @@ def simulate_grid(
         if target is not None:
             _write(target / _DOCUMENT, result.to_json(), overwrite=overwrite)
             _write(target / _TABLE, result.to_csv().encode(), overwrite=overwrite)
-            _write(target / _PAGE, _grid_page(result).encode("utf-8", "replace"), overwrite=overwrite)
+            _write(target / _PAGE, result.to_html().encode("utf-8", "replace"), overwrite=overwrite)
         return result
 
 
@@ -291,38 +397,6 @@ def _write(path: Path, content: bytes, *, overwrite: bool) -> None:
     write_atomically(path, fill, overwrite=overwrite, directory=False)
 
 
-def _grid_page(result: GridResult) -> str:
-    """Return a self-contained HTML page: a bar with its interval per row, and the table. O(rows)."""
-    grid = result.grid
-    bars: list[Bar] = []
-    for row in result.rows:
-        if not isfinite(row.step_ns):
-            continue
-        exposed = min(max(row.exposed_comm_ns, 0.0), row.step_ns) if isfinite(row.exposed_comm_ns) else 0.0
-        label = ", ".join(str(row.settings[axis]) for axis in grid.axes)
-        parts = (row.step_ns - exposed, exposed)
-        bars.append(Bar(label, parts, row.step_low_ns, row.step_high_ns, time_text(row.step_ns)))
-    blocks: list[Block] = [Drawing(content=stacked_bars(bars, _PARTS, "more rows"))] if bars else []
-    view = TableView(
-        name="table-rows",
-        table=result.table(),
-        label="Rows",
-        file=_TABLE,
-        filters=list(grid.axes),
-    )
-    shared = ", ".join(f"{key} {value}" for key, value in grid.shared.items())
-    return page_html(
-        Page(
-            title="What if",
-            summary=[Paragraph(result.headline(), "summary"), Paragraph(f"All rows: {shared}.", "faint")],
-            sections=[
-                Section("steps", "Step by row", blocks, "Frame in a bar: 90 % interval."),
-                Section("rows", "Rows", [view]),
-            ],
-        )
-    )
-
-
 class DifferenceRow(msgspec.Struct, frozen=True, kw_only=True):
     """One time in two simulated runs. For the parts ``critical path`` and ``busy`` (time per resource) it is
     a time of the rank that finishes last. For ``rank`` it is the time at which that rank finishes.
@@ -349,6 +423,8 @@ class RunDifferenceDocument(Document, frozen=True, kw_only=True):
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class RunDifference(Result):
     """Differences between two simulated runs; a time is NaN if a run has no such part."""
+
+    page_title: ClassVar[str] = "Comparison of two steps"
 
     paths: tuple[str, str]
     rows: tuple[DifferenceRow, ...]
@@ -379,6 +455,32 @@ class RunDifference(Result):
         times = (column_of(name) for name in ("before_ns", "after_ns", "difference_ns"))
         rows = ((row.part, row.name, row.before_ns, row.after_ns, row.difference_ns) for row in self.rows)
         return table_from_rows((Column("part"), Column("name", kind="code"), *times), rows)
+
+    def charts(self) -> tuple[Chart, ...]:
+        """Return the waterfall of the step by operation classes on the critical path, if both steps are
+        known.
+        """
+        step = self.rows[0]
+        if isnan(step.difference_ns):
+            return ()
+        part = "critical path by class"
+        changes = {
+            row.name: float(np.nan_to_num(row.after_ns) - np.nan_to_num(row.before_ns))
+            for row in self.rows
+            if row.part == part
+        }
+        return (
+            Waterfall(
+                name="waterfall",
+                title="From the first step to the second",
+                table="rows",
+                note="By operation class on the critical path of the rank that finishes last.",
+                before=step.before_ns,
+                after=step.after_ns,
+                changes={name: change for name, change in changes.items() if change},
+                axis=Axis("step", "time"),
+            ),
+        )
 
 
 class _ReadPathTime(msgspec.Struct):

@@ -80,7 +80,7 @@ def _print_exceeded(exceeded: Sequence[str], limit: int) -> None:
         raise typer.Exit(1)
 
 
-@command(compare_reports)
+@command(compare_reports, has_page=True)
 def compare(call: Call) -> None:
     """Compare two accuracy reports: errors that grew or shrank.
 
@@ -90,6 +90,7 @@ def compare(call: Call) -> None:
 
     done = call.run(api.compare)
     call.write_json(done.to_json())
+    call.write_html(done)
     print_changes(done.details)
     _print_exceeded(done.exceeded, _MAX_EXCEEDED)
 

@@ -46,7 +46,7 @@ _MODULE_PREFIX = "nn.Module: "
 _SHAPES_DECODER = msgspec.json.Decoder(list[list[int]])
 
 
-@command(analyze_profiles, progress="reading")
+@command(analyze_profiles, progress="reading", has_page=True)
 def analyze(call: Call, *, top: _Top = 10, report: _Report = None) -> None:
     """Analyze measured profiles: time breakdown, operations, kernels, critical path and opportunities."""
     from hespas import api
@@ -58,6 +58,7 @@ def analyze(call: Call, *, top: _Top = 10, report: _Report = None) -> None:
     done = call.run(api.analyze)
     if call.json_file:
         call.write_json(api.analysis_document(done))
+    call.write_html(done)
     if report:
         done.write(report, overwrite=call.overwrite)
     report_diagnostics(call.diagnostics, call.several("source")[0])

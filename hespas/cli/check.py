@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -26,13 +25,9 @@ __all__ = ["capture", "check", "roundtrip"]
 _MAX_DIFFERENCES = 10
 
 _ListRules = Annotated[bool, Option("List the rules and exit.")]
-_Html = Annotated[
-    Path | None,
-    Option("Write the matrix as an HTML page.", flag="html", metavar="FILE|-", access="document"),
-]
 
 
-@command(check_inputs)
+@command(check_inputs, has_page=True)
 def check(call: Call, *, list_rules: _ListRules = False) -> None:
     """Check the structure of any workload: ids, dependencies, cycles, sizes, matching across ranks.
 
@@ -47,6 +42,7 @@ def check(call: Call, *, list_rules: _ListRules = False) -> None:
         raise UsageError("PATH is required", hint="hespas-validate check traces/")
     done = call.run(api.check)
     call.write_json(done.to_json())
+    call.write_html(done)
     result = done.details
     for violation in result.violations:
         position = violation.path
@@ -78,8 +74,8 @@ def check(call: Call, *, list_rules: _ListRules = False) -> None:
         raise typer.Exit(result.exit_code)
 
 
-@command(convert_and_back, progress="round trips", panels=(OUTPUT, INPUT))
-def roundtrip(call: Call, *, html_file: _Html = None) -> None:
+@command(convert_and_back, progress="round trips", panels=(OUTPUT, INPUT), has_page=True)
+def roundtrip(call: Call) -> None:
     """Convert files through every pair of formats and back; report what each pair keeps, as a matrix.
 
     hespas-validate roundtrip step.mlir --html kept.html
@@ -88,9 +84,7 @@ def roundtrip(call: Call, *, html_file: _Html = None) -> None:
 
     report = call.run(api.roundtrip)
     call.write_json(report.to_json())
-    if html_file:
-        page = report.to_html().encode("utf-8", "replace")
-        api.write_json(page, html_file, overwrite=call.overwrite)
+    call.write_html(report)
     done = report.details
     for file in done.skipped:
         print_message(f"note: {file.path} ({file.format}): skipped, it is {file.skipped}")

@@ -10,10 +10,11 @@ from enum import StrEnum
 from functools import cache
 from pathlib import Path
 from types import GenericAlias
-from typing import Annotated, Any, Literal, TypeVar, cast, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, cast, get_args, get_origin
 
 import typer
 
+from hespas.cli.completions import COMPLETIONS
 from hespas.cli.destinations import check_apart, check_reports, estimator_files, hardware_files, report_folder
 from hespas.cli.entry import Version
 from hespas.cli.session import command_line
@@ -42,19 +43,17 @@ from hespas.graph.hints import (
 )
 from hespas.graph.progress import Progress
 
+if TYPE_CHECKING:
+    from hespas.api.documents import Result
+
 __all__ = [
     "LISTING",
     "Call",
     "accepted_type",
     "command",
-    "device_names",
-    "estimator_names",
     "file_access",
-    "format_names",
     "is_column",
     "listed",
-    "model_names",
-    "system_names",
 ]
 
 LISTING = ("json_file", "max_input_bytes", "loudness")
@@ -93,6 +92,11 @@ class Call:
     def json_file(self) -> Path | None:
         """Return the file of ``--json``."""
         return self.texts.get("json_file")
+
+    @property
+    def html_file(self) -> Path | None:
+        """Return the file of ``--html``."""
+        return self.texts.get("html_file")
 
     @property
     def overwrite(self) -> bool:
@@ -151,7 +155,9 @@ class Call:
             for name, declared in self.options.items()
             if file_access(declared) == "document"
         }
-        return documents | ({} if "json_file" in self.options else {"--json": self.json_file})
+        if "json_file" not in self.options:
+            documents["--json"] = self.json_file
+        return documents | {"--html": self.html_file}
 
     def files(self, *accesses: Access) -> dict[str, list[Path]]:
         """Return the files that the command reads or writes besides documents, by option."""
@@ -223,6 +229,14 @@ class Call:
 
             write_json(document, self.json_file, overwrite=self.overwrite)
 
+    def write_html(self, result: Result) -> None:
+        """Write the page of ``--html``, if it is requested."""
+        if self.html_file:
+            from hespas.api.documents import write_json
+
+            page = result.to_html().encode("utf-8", "replace")
+            write_json(page, self.html_file, overwrite=self.overwrite)
+
 
 def command(
     *functions: Callable[..., object],
@@ -230,6 +244,7 @@ def command(
     without: Sequence[str] = (),
     panels: Sequence[str] = (),
     has_version: bool = False,
+    has_page: bool = False,
 ) -> Callable[[_Handler], Callable[..., None]]:
     """Return a decorator that makes a command of a handler and of the options of ``functions``.
 
@@ -237,7 +252,7 @@ def command(
     commands have ``--json``, ``--overwrite`` and the options about messages and limits, except ``without``;
     with ``progress``, the label of a progress bar, also ``--progress``. ``panels`` is the order of the
     headings of ``--help`` (default: by their first option). ``has_version`` adds ``--version``, for
-    a program without other commands.
+    a program without other commands, and ``has_page`` adds ``--html``.
     """
 
     def decorate(handler: _Handler) -> Callable[..., None]:
@@ -268,7 +283,8 @@ def command(
 
         context = inspect.Parameter("typer_context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
         common = dict(_common_parameters())
-        for name in (*declared, *without, *(() if progress else ("progress",))):
+        left_out = [*([] if progress else ["progress"]), *([] if has_page else ["html_file"])]
+        for name in (*declared, *without, *left_out):
             common.pop(name, None)
         permission = common.pop("allow_programs")
         listed: list[inspect.Parameter] = []
@@ -422,7 +438,7 @@ def _parameter(declared: DeclaredOption) -> inspect.Parameter:
         "help": flagged(option.help),
         "rich_help_panel": option.panel or None,
         "show_default": shows_default,
-        "autocompletion": _COMPLETIONS.get(option.completes),
+        "autocompletion": COMPLETIONS.get(option.completes),
         **bounds,
     }
     if repeats and get_origin(kind) is Literal:
@@ -441,56 +457,6 @@ def _parameter(declared: DeclaredOption) -> inspect.Parameter:
         default=default,
         annotation=Annotated[annotation, made],
     )
-
-
-def _completions(incomplete: str, names: Iterable[str]) -> Sequence[str]:
-    prefix = incomplete.casefold()
-    return [name for name in names if name.casefold().startswith(prefix)]
-
-
-def device_names(incomplete: str) -> Sequence[str]:
-    """Complete the names of devices for a shell, which completes paths itself."""
-    from hespas import hardware
-
-    return _completions(incomplete, (*hardware.device_names(), *hardware.own_names("devices")))
-
-
-def system_names(incomplete: str) -> Sequence[str]:
-    """Complete the names of systems for a shell."""
-    from hespas import hardware
-
-    return _completions(incomplete, (*hardware.system_names(), *hardware.own_names("systems")))
-
-
-def estimator_names(incomplete: str) -> Sequence[str]:
-    """Complete the names of estimators for a shell, built-in ones first."""
-    from hespas import estimators
-
-    return _completions(incomplete, estimators.estimator_names())
-
-
-def format_names(incomplete: str) -> Sequence[str]:
-    """Complete the names of formats for a shell."""
-    from hespas import converters
-
-    return _completions(incomplete, converters.format_names())
-
-
-def model_names(incomplete: str) -> Sequence[str]:
-    """Complete the names of built-in language models for a shell."""
-    from hespas.generators import llm
-
-    return _completions(incomplete, llm.model_names())
-
-
-_COMPLETIONS = {
-    "devices": device_names,
-    "systems": system_names,
-    "estimators": estimator_names,
-    "formats": format_names,
-    "models": model_names,
-}
-"""Names that a shell completes -> the function that lists them."""
 
 
 def _set_variable(context: typer.Context, name: str, text: str) -> None:
@@ -568,6 +534,15 @@ _Json = Annotated[
         rich_help_panel=OUTPUT,
     ),
 ]
+_Html = Annotated[
+    Path | None,
+    typer.Option(
+        "--html",
+        metavar="FILE|-",
+        help="Write a page with charts and tables, which loads nothing; - is standard output.",
+        rich_help_panel=OUTPUT,
+    ),
+]
 _Overwrite = Annotated[
     bool, typer.Option("--overwrite", help="Replace existing output files.", rich_help_panel=OUTPUT)
 ]
@@ -621,6 +596,7 @@ _Debug = Annotated[
 
 def _common(
     json_file: _Json = None,
+    html_file: _Html = None,
     overwrite: _Overwrite = False,
     progress: _Progress = None,
     max_input_bytes: _MaxInputBytes = None,

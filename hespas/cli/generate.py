@@ -26,7 +26,7 @@ from hespas.generators.spec import Generator
 from hespas.graph.errors import UsageError
 from hespas.graph.hints import Option, options_of
 from hespas.report.tables import Column, columns, table_from_rows
-from hespas.report.texts import bytes_text, count_text, flops_text
+from hespas.report.texts import bytes_text
 
 __all__ = ["app", "collectives", "dit", "dlrm", "eager", "llm", "random", "vit"]
 
@@ -45,7 +45,7 @@ def _generator_command(settings: Callable[..., object]) -> Callable[[_Handler], 
     """Return a decorator that makes a command. Its options are the options of the function ``settings``,
     which returns a generator, and of :func:`hespas.api.generate`.
     """
-    return command(settings, generate, progress="writing", without=("max_input_bytes",))
+    return command(settings, generate, progress="writing", without=("max_input_bytes",), has_page=True)
 
 
 _Row = Annotated[
@@ -177,27 +177,15 @@ def _make(call: Call, generator: Generator) -> None:
     target_format = workload_format(call["destination"], call["format"])
     done = call.run(generate, generator=generator, format=target_format)
     call.write_json(done.to_json())
+    call.write_html(done)
     report_diagnostics(call.diagnostics, generator.name)
-    account = done.account
     written = f" -> {done.written} ({bytes_text(done.written_bytes)})" if done.written else ""
     emit(f"{done.headline()}{written}")
     if done.step is not None:
         emit(step_lines(done.step, done.step.where))
-    fits = {True: "fits", False: "does not fit", None: "unknown whether it fits"}[done.fits]
-    capacity = f"{bytes_text(done.capacity_bytes) or 'unknown'}: {fits}" if done.hardware else ""
-    rows = [
-        ("maximum nodes per rank", count_text(done.nodes_per_rank_max)),
-        ("traces of all ranks", bytes_text(done.et_bytes) if not done.written else ""),
-        ("parameters", count_text(account.parameters)),
-        ("model FLOPs per step", flops_text(account.model_flops_per_step)),
-        ("hardware FLOPs per step", flops_text(account.hardware_flops_per_step)),
-        ("collective payload per rank", bytes_text(done.collective_bytes_per_rank)),
-        ("peak memory per rank", bytes_text(account.peak_memory_bytes)),
-        (f"memory of {done.hardware}", capacity),
-    ]
     header = (Column("figure"), *columns("number", "value", write=str))
-    emit(table_from_rows(header, [row for row in rows if row[1]]).to_text())
-    if account.memory:
+    emit(table_from_rows(header, done.figures()).to_text())
+    if done.account.memory:
         emit(done.table().select({"what": "memory of the fullest rank", "size_bytes": "size"}).to_text())
 
 

@@ -21,7 +21,7 @@ _LeagueReport = Annotated[
 ]
 
 
-@command(evaluate_league, progress="predicting")
+@command(evaluate_league, progress="predicting", has_page=True)
 def league(call: Call, *, report: _LeagueReport = None) -> None:
     """Predict the step of every run of a table from its settings, and compare with the measured step.
 
@@ -35,6 +35,7 @@ def league(call: Call, *, report: _LeagueReport = None) -> None:
     done = call.run(api.league)
     report_diagnostics(call.diagnostics, call["table"])
     call.write_json(done.to_json())
+    call.write_html(done)
     if report:
         done.write(report, overwrite=call.overwrite)
     details = done.details
@@ -78,7 +79,7 @@ def league(call: Call, *, report: _LeagueReport = None) -> None:
         emit(f"best layout among the two best predictions: {sum(hits)} of {counted(len(hits), 'set')}")
 
 
-@command(validate_serving, progress="simulating")
+@command(validate_serving, progress="simulating", has_page=True)
 def serving(call: Call) -> None:
     """Compare measured runs of LLM servers with their predicted TTFT and TPOT.
 
@@ -88,6 +89,7 @@ def serving(call: Call) -> None:
 
     done = call.run(api.validate_serving)
     call.write_json(done.to_json())
+    call.write_html(done)
     report_diagnostics(call.diagnostics, str(call["table"] or ""))
     errors = done.errors
     if errors.rows:

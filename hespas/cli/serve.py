@@ -24,6 +24,7 @@ _Out = Annotated[
     serve_requests,
     progress="serving",
     without=("max_input_bytes",),
+    has_page=True,
 )
 def serve(call: Call, *, out: _Out = None) -> None:
     """Predict the TTFT, TPOT and throughput of an LLM server.
@@ -36,6 +37,7 @@ def serve(call: Call, *, out: _Out = None) -> None:
     if out:
         api.write_request_rows(done, out, overwrite=call.overwrite)
     call.write_json(done.to_json())
+    call.write_html(done)
     report_diagnostics(call.diagnostics, call["model"])
     document = done.document()
     emit(done.headline())

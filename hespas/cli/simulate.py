@@ -46,7 +46,7 @@ _Compare = Annotated[
 ]
 
 
-@command(simulate_step, simulate_grid, progress="simulating", panels=_PANELS)
+@command(simulate_step, simulate_grid, progress="simulating", panels=_PANELS, has_page=True)
 def simulate(call: Call, *, compare: _Compare = None) -> None:
     """Simulate one step: compute, communication and copies in parallel, with memory and critical path.
 
@@ -86,6 +86,7 @@ def simulate(call: Call, *, compare: _Compare = None) -> None:
     done = call.run(api.simulate, **changes)
     if call.json_file:
         api.write_simulation_json(done, call.json_file, overwrite=call.overwrite)
+    call.write_html(done)
     if report:
         done.write(report, overwrite=call.overwrite)
     report_diagnostics(call.diagnostics, call["source"])

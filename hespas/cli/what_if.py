@@ -48,6 +48,7 @@ def print_comparison(call: Call, compared: tuple[Path, Path]) -> None:
     call.check_outputs()
     done = compare_runs(*compared, diagnostics=call.diagnostics)
     call.write_json(done.to_json())
+    call.write_html(done)
     emit(done.headline())
     lines: list[tuple[object, ...]] = []
     ranks = 0
@@ -86,6 +87,7 @@ def print_columns(call: Call, columns: Mapping[str, Sequence[str]]) -> None:
     grid = Grid(shared["source"], {name: tuple(values) for name, values in columns.items()}, shared)
     done = call.run(api.simulate_grid, path=grid)
     call.write_json(done.to_json())
+    call.write_html(done)
 
     def known(time_ns: float) -> str:
         return "-" if isnan(time_ns) else time_text(time_ns)
@@ -132,6 +134,7 @@ def print_sweep(call: Call, estimators: Sequence[str]) -> None:
     estimator = call["estimator"] if call.is_written("estimator") else None
     done = call.run(api.simulate_grid, source=call["source"], estimator=estimator)
     call.write_json(done.to_json())
+    call.write_html(done)
     report_diagnostics(call.diagnostics, call["path"])
     reused = f"; {counted(done.kept, 'row')} reused from an earlier run" if done.kept else ""
     emit(f"{done.headline()}{reused}")

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from html import escape
 from importlib.resources import files
-from math import ceil, floor, isfinite, log10
+from math import ceil, floor, isfinite, log2, log10
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -34,6 +34,7 @@ __all__ = [
     "Chart",
     "HeatMap",
     "Histogram",
+    "Mark",
     "Plot",
     "Scale",
     "Series",
@@ -44,6 +45,7 @@ __all__ = [
 
 WIDTH = 760
 """Width of a drawing [SVG units]."""
+Mark = Literal["points", "curve", "line", "steps"]
 TONES = 8
 """Colours of the style sheet for series: ``c0`` to ``c7``."""
 _LEFT, _RIGHT, _BOTTOM = 76, 16, 44
@@ -216,6 +218,9 @@ class Scale:
             size = 10.0 ** floor(log10(step))
             step = next(size * factor for factor in (1, 2, 5, 10) if size * factor >= step * 0.999)
             return [row * step for row in range(ceil(self.low / step), floor(self.high / step) + 1)]
+        if self.axis.kind == "count" and self.high < most * 1e3 * self.low:
+            powers = range(ceil(log2(self.low)), floor(log2(self.high)) + 1)
+            return [2.0**power for power in powers if power % ceil(len(powers) / 8) == 0]
         first, last = ceil(log10(self.low)), floor(log10(self.high))
         decades = last - first + 1
         factors = (1, 2, 5) if decades <= 2 else (1,)
@@ -246,14 +251,15 @@ def _y_axis(scale: Scale, left: float, right: float) -> Iterator[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Series:
-    """Values of a plot that are drawn alike. ``texts`` are shown when the mouse points at a value. ``tone``
-    is the number of its colour (-1: the order of the series). Unknown values are not drawn.
+    """Values of a plot that are drawn alike. A ``curve`` is a line through points. ``texts`` are shown when
+    the mouse points at a value. ``tone`` is the number of its colour (-1: the order of the series). Unknown
+    values are not drawn.
     """
 
     label: str
     x: Sequence[float] | FloatArray
     y: Sequence[float] | FloatArray
-    mark: Literal["points", "line", "steps"] = "points"
+    mark: Mark = "points"
     texts: Sequence[str] = ()
     tone: int = -1
 
@@ -286,14 +292,14 @@ class Plot(Chart):
                 for row, (x, y) in enumerate(zip(part.x, part.y, strict=True))
                 if _is_drawn(float(x), self.x) and _is_drawn(float(y), self.y)
             ]
-            if part.mark == "points":
-                parts += (_point(x, y, tone, part.texts[row] if part.texts else "") for x, y, row in points)
-            elif points:
+            if part.mark != "points" and points:
                 step = "H{0:.1f}V{1:.1f}" if part.mark == "steps" else "L{0:.1f} {1:.1f}"
                 path = "".join(step.format(x, y) for x, y, _ in points[1:])
                 start = f"M{points[0][0]:.1f} {points[0][1]:.1f}"
                 title = f"<title>{escape(shown(part.label))}</title>"
                 parts.append(f'<path class="line l{tone}" d="{start}{path}">{title}</path>')
+            if part.mark in {"points", "curve"}:
+                parts += (_point(x, y, tone, part.texts[row] if part.texts else "") for x, y, row in points)
         return Sketch(bottom + _BOTTOM, parts, styles)
 
 
@@ -434,27 +440,27 @@ class HeatMap(Chart):
         """Return the elements of the drawing."""
         longest = max((len(shown(label, 24)) for label in self.rows), default=0)
         left = 28 + _LETTER * longest
-        width = min((WIDTH - _RIGHT - left) / max(len(self.columns), 1), 90)
+        width = min((WIDTH - _RIGHT - left) / max(len(self.columns), 1), 110)
         height = min(max(width * 0.6, 400 / max(len(self.rows), 1), 5), 30)
         if len(self.columns) > 12:
             height = width
-        top = 42.0
+        top = 48.0
         known = self.values[np.isfinite(self.values)]
         low, high = (float(known.min()), float(known.max())) if len(known) else (0.0, 1.0)
         low = min(low, 0.0) if high > 3 * low else low
         every_row = max(ceil(13 / height), 1)
-        every_column = max(
-            ceil(max((len(shown(label, 12)) for label in self.columns), default=1) * 7 / width), 1
-        )
+        most = max(floor((width - 4) / _LETTER), 4)
+        labels = [shown(label, most) for label in self.columns]
+        every_column = max(ceil(max(map(len, labels), default=1) * _LETTER / width), 1)
         parts = [
-            svg_text(8, 12, shown(self.axis.title, 60), "start", ' class="note"'),
+            svg_text(8, 13, shown(self.axis.title, 60), "start", ' class="note"'),
             svg_text(
                 left + width * len(self.columns) / 2, 26, shown(self.column_title), attributes=' class="note"'
             ),
         ]
         parts += (
-            svg_text(left + (column + 0.5) * width, top - 4, shown(label, 12))
-            for column, label in enumerate(self.columns)
+            svg_text(left + (column + 0.5) * width, top - 6, label)
+            for column, label in enumerate(labels)
             if column % every_column == 0
         )
         texts = [[self.axis.text(float(f"{value:.3g}")) for value in cells] for cells in self.values.tolist()]

@@ -18,11 +18,13 @@ from hespas.graph import Diagnostics
 from hespas.report.charts import Chart
 from hespas.report.tables import Column, Table, table_from_rows
 from hespas.report.texts import NameTable, shown
+from hespas.report.timelines import TimelineChart
 
 if TYPE_CHECKING:
     from markupsafe import Markup
 
 __all__ = [
+    "OPERATION_COLUMNS",
     "Block",
     "ChartView",
     "Drawing",
@@ -48,6 +50,8 @@ _MOST_ROWS = 5_000
 _MOST_DIAGNOSTICS = 100
 _MOST_INPUTS = 8
 _MOST_LEVELS = 24
+OPERATION_COLUMNS = ("operation", "last_operation")
+"""Columns of operations, which link to their spans in a timeline."""
 _MOST_CHOICES = 40
 """Distinct texts of a column up to which they select rows."""
 _LONG_TEXT = 24
@@ -218,12 +222,11 @@ def page_html(page: Page) -> str:
 
 
 def result_page(
+    title: str,
     headline: str,
     charts: Sequence[Chart],
     tables: Mapping[str, Table],
     diagnostics: Diagnostics | None = None,
-    *,
-    title: str = "Report",
 ) -> Page:
     """Return the page of a result: the summary line, a section for each table with the charts about it, and
     the diagnostics. Charts without a table come first.
@@ -233,19 +236,31 @@ def result_page(
         for chart in charts
         if chart.table not in tables
     ]
+    timeline = next((chart for chart in charts if isinstance(chart, TimelineChart)), None)
+    spans = timeline.links() if timeline else {}
     for name, table in tables.items():
         blocks: list[Block] = [ChartView(chart) for chart in charts if chart.table == name]
         heading = name.replace("_", " ").capitalize()
-        if len(table):
-            filters = [
-                column.name
-                for column in table.header
-                if column.kind == "text" and 1 < len(set(table.values(column))) <= _MOST_CHOICES
-            ]
-            blocks.append(TableView(name=f"table-{name}", table=table, label=heading, filters=filters))
+        if len(table) and (timeline is None or timeline.table != name):
+            blocks.append(_table_view(name, heading, table, spans))
         sections.append(Section(name, heading, blocks))
     summary = [Paragraph(headline, "summary")]
     return Page(title=title, summary=summary, sections=[*sections, diagnostics_section(diagnostics)])
+
+
+def _table_view(name: str, heading: str, table: Table, spans: Mapping[str, str]) -> TableView:
+    """Return a table for a page: columns with few texts select rows, and operations link to their spans."""
+    texts = {column.name: table.values(column) for column in table.header if column.is_text}
+    links = {
+        column: [spans.get(operation, "") for operation in texts[column]]
+        for column in texts
+        if spans and column in OPERATION_COLUMNS
+    }
+    filters = [column for column, values in texts.items() if 1 < len(set(values)) <= _MOST_CHOICES]
+    named = next((column for column in ("name", *OPERATION_COLUMNS) if column in texts), "")
+    return TableView(
+        name=f"table-{name}", table=table, label=heading, filters=filters, links=links, named=named
+    )
 
 
 def _leaves(blocks: Sequence[Block]) -> Iterator[Block]:

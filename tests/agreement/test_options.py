@@ -47,8 +47,15 @@ APPS = {"hespas": main.app, "hespas-convert": convert.app, "hespas-validate": va
 WITHOUT_FUNCTION = frozenset({"hespas estimators", "hespas mcp"})
 """Commands that list something, or offer other commands; those of ``hespas hardware`` are not compared."""
 OF_ALL_COMMANDS = frozenset(
-    {"--json", "--overwrite", "--progress", "--verbose", "--debug", "--untrusted", "--limit", "--help"}
-    | {"--max-input-bytes", "--allow-programs", "--version", "--install-completion", "--show-completion"}
+    {"--json", "--html", "--overwrite", "--progress", "--verbose", "--debug", "--untrusted", "--limit"}
+    | {
+        "--help",
+        "--max-input-bytes",
+        "--allow-programs",
+        "--version",
+        "--install-completion",
+        "--show-completion",
+    }
 )
 OF_THE_COMMAND: Mapping[str, frozenset[str]] = {
     "hespas estimate": frozenset({"--out"}),  # methods and functions that write a result
@@ -59,7 +66,6 @@ OF_THE_COMMAND: Mapping[str, frozenset[str]] = {
     "hespas generate llm": frozenset({"--row", "--list"}),  # row_of, model_names
     "hespas capture": frozenset({"--program", "--partitioned", "--profile"}),
     "hespas-validate check": frozenset({"--list-rules"}),
-    "hespas-validate roundtrip": frozenset({"--html"}),
     "hespas-validate accuracy": frozenset({"--report"}),
     "hespas-validate league": frozenset({"--report"}),
     "hespas-validate calibrate": frozenset({"--out", "--report", "--end-to-end"}),

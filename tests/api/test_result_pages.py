@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable
 from functools import cache
 from html.parser import HTMLParser
@@ -10,13 +11,44 @@ from pathlib import Path
 import pytest
 
 import hespas
+from hespas import api
 from hespas.api.documents import Result
+from hespas.api.grid_rows import Grid
 from hespas.graph.errors import UsageError
 from tests.browser import FAULTS, needs_browser, seen_by
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
 PROFILE = FIXTURES / "profiles" / "ffn_train_rank0of2.pt.trace.json.gz"
 SHARDED = FIXTURES / "stablehlo" / "llama_fsdp_tp_local_N8.mlir.gz"
+
+REQUESTS = "poisson:rate=4,prompt=128,output=16,requests=30"
+
+
+def grid() -> Result:
+    sources = (str(FIXTURES / "stablehlo" / "mlp.mlir"), str(SHARDED))
+    axes = {"source": sources, "hardware": ("H100-SXM", "A100-SXM-80GB"), "precision": ("bf16", "f32")}
+    return api.simulate_grid(Grid("", axes, {"estimator": "roofline"}))
+
+
+def difference() -> Result:
+    with tempfile.TemporaryDirectory() as folder:
+        paths = [Path(folder, name) for name in ("before.json", "after.json")]
+        for path, hardware in zip(paths, ("H100-SXM", "A100-SXM-80GB"), strict=True):
+            path.write_bytes(hespas.simulate(SHARDED, hardware, estimator="roofline").to_json())
+        return api.compare_runs(*paths)
+
+
+def accuracy_difference() -> Result:
+    header = "kind,m,n,k,dtype,hardware,duration_ns"
+    rows = [
+        f"matmul,{size},{size},{size},bf16,H100-SXM,{size**3 / 2e5:.0f}" for size in range(512, 4096, 512)
+    ]
+    with tempfile.TemporaryDirectory() as folder:
+        table = Path(folder, "timed.csv")
+        table.write_text("\n".join([header, *rows]), encoding="utf-8")
+        reports = [hespas.accuracy(table=table, estimator=name) for name in ("roofline", "systolic")]
+        return hespas.compare(*reports)
+
 
 RESULTS: dict[str, tuple[Callable[[], Result], set[str]]] = {
     "simulate": (
@@ -27,6 +59,22 @@ RESULTS: dict[str, tuple[Callable[[], Result], set[str]]] = {
         lambda: hespas.analyze(PROFILE, baseline=PROFILE, hardware="H100-SXM"),
         {"waterfall", "timeline", "idle-histogram", "roofline", "flame-graph", "bus-bandwidth"},
     ),
+    "grid": (grid, {"heat-map", "pareto"}),
+    "compare runs": (difference, {"waterfall"}),
+    "serve": (
+        lambda: hespas.serve(api.Server(model="llama-3-8b", hardware="H100-SXM"), REQUESTS),
+        {"latency-distribution", "ttft-by-arrival"},
+    ),
+    "generate": (
+        lambda: hespas.generate(hespas.llm_step("llama-3-8b", tp=2, dp=2, global_batch=4)),
+        {"communication-matrix"},
+    ),
+    "generate and simulate": (
+        lambda: hespas.generate(hespas.llm_step("llama-3-8b", tp=2, dp=2, global_batch=4), system="dgx-h100"),
+        {"timeline", "flame-graph", "roofline", "bus-bandwidth", "communication-matrix", "memory-0"},
+    ),
+    "compare": (accuracy_difference, {"errors"}),
+    "check": (lambda: hespas.check(FIXTURES / "chakra" / "pipeline_2x2", profile="astra-sim"), set()),
 }
 """Command -> its result, and the names of its charts."""
 

@@ -19,7 +19,7 @@ from typer.testing import CliRunner, Result
 
 from hespas._version import __version__
 from hespas.cli import convert, main, terminal, validate
-from hespas.cli.command import device_names, estimator_names, format_names, model_names
+from hespas.cli.completions import device_names, estimator_names, format_names, model_names
 from hespas.converters import ReadOptions
 from hespas.files.limits import INPUT_BYTES_VARIABLE
 from tests.chakra_messages import reference_messages

@@ -23,6 +23,7 @@ from hespas.studies.serving import (
     read_rows,
     replay_runs,
 )
+from hespas.studies.serving.curves import load_curves
 from hespas.studies.serving.fit import PRIORS, EngineFit, fit_engine, one_point, point_of
 from hespas.studies.serving.predict import MeanTimes, implied_rate
 from hespas.studies.serving.rows import deployment_of, library_of
@@ -118,6 +119,27 @@ def test_a_fit_finds_what_a_stack_does(tmp_path: Path, predictor: ServingPredict
     assert fitted.standard_errors["request_ns"] < 0.5 * PRIORS["request_ns"].scale
     plain = [EvaluatedRun(row=row, status="", predicted=_times(predictor, row, Correction())) for row in rows]
     assert min(abs(each.error("tpot")) for each in plain) > 0.1
+
+
+def test_a_curve_has_the_loads_of_one_deployment_and_request_shape(
+    tmp_path: Path, predictor: ServingPredictor
+) -> None:
+    rows = _measured(tmp_path, predictor, Correction())
+    runs = [
+        EvaluatedRun(row=row, status="predicted", predicted=_times(predictor, row, Correction()))
+        for row in rows
+    ]
+    short, long = load_curves(runs)
+    for chart, prompt in ((short, 128), (long, 1024)):
+        measured, predicted = chart.series
+        loads = [row for row in rows if row.prompt == prompt]
+        assert (measured.label, predicted.label) == ("measured", "predicted")
+        assert list(measured.y) == pytest.approx([row.tpot_ms * 1e6 for row in loads])
+        rates = [implied_rate(row, MeanTimes(row.ttft_ms, row.tpot_ms)) for row in loads]
+        assert list(measured.x) == pytest.approx(rates)
+        assert list(predicted.x) == pytest.approx(rates)
+        assert list(measured.texts)[-1] == "measured, 16 concurrent requests"
+    assert list(load_curves(runs[:2])) == []
 
 
 def _times(predictor: ServingPredictor, row: ServingRow, correction: Correction) -> MeanTimes:
