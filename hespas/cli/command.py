@@ -3,34 +3,28 @@
 from __future__ import annotations
 
 import inspect
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from functools import cache
 from pathlib import Path
 from types import GenericAlias
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, cast, get_args, get_origin
 
 import typer
 
+from hespas.cli.common_options import common_parameters
 from hespas.cli.completions import COMPLETIONS
 from hespas.cli.destinations import check_apart, check_reports, estimator_files, hardware_files, report_folder
 from hespas.cli.entry import Version
 from hespas.cli.session import command_line
-from hespas.cli.terminal import flagged, flags_of_command, progress_bar, set_verbosity
-from hespas.files import trust
-from hespas.files.limits import INPUT_BYTES_VARIABLE, limits
+from hespas.cli.terminal import flagged, flags_of_command, progress_bar
+from hespas.files.limits import limits
 from hespas.files.output import check_report_files
 from hespas.files.streams import STANDARD_STREAM, read_document
-from hespas.files.trust import allowing_programs, check_limits, untrusted_limits
 from hespas.files.user_folders import HARDWARE_VARIABLE, default_hardware
 from hespas.graph.diagnostics import Diagnostics
 from hespas.graph.errors import UsageError
 from hespas.graph.hints import (
-    DEVICE,
-    INPUT,
-    OUTPUT,
     REQUIRED,
     Access,
     AtLeast,
@@ -58,6 +52,7 @@ __all__ = [
 
 LISTING = ("json_file", "max_input_bytes", "loudness")
 """Options of all commands that a command without inputs does not have."""
+_WRITTEN: Sequence[Access] = ("folder", "writes", "document")
 _Result = TypeVar("_Result")
 _Handler = Callable[..., None]
 _EnumOf: Any = StrEnum
@@ -279,11 +274,21 @@ def command(
                 for name, value in values.items():
                     if texts[name] not in _ABSENT:  # the parser of the command line lets NaN pass
                         check_value(name, value, own[name].hint)
+                if texts.get("open_results"):
+                    _openable_results(call)
                 handler(call, **values)
+            if texts.get("open_results"):
+                from hespas.cli.browser import open_result
+
+                with command_line(debug):
+                    for result in _openable_results(call):
+                        open_result(result)
 
         context = inspect.Parameter("typer_context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
-        common = dict(_common_parameters())
-        left_out = [*([] if progress else ["progress"]), *([] if has_page else ["html_file"])]
+        common = dict(common_parameters())
+        opens = has_page or any(file_access(option) in _WRITTEN for option in declared.values())
+        offered = {"progress": bool(progress), "html_file": has_page, "open_results": opens}
+        left_out = [name for name, is_offered in offered.items() if not is_offered]
         for name in (*declared, *without, *left_out):
             common.pop(name, None)
         permission = common.pop("allow_programs")
@@ -307,6 +312,28 @@ def command(
         return run
 
     return decorate
+
+
+def _openable_results(call: Call) -> list[Path]:
+    """Return the pages and timelines that a command writes. Raises ``UsageError`` if it writes none."""
+    from hespas.cli.browser import is_openable
+
+    written = [Path(path) for access in _WRITTEN for path in call.paths(access)]
+    written += [call.html_file] if call.html_file else []
+    folders = {Path(path) for path in call.paths("folder")}
+    found = [path for path in written if path in folders or is_openable(path)]
+    if not found:
+        options = [
+            declared.flag
+            for name, declared in call.options.items()
+            if file_access(declared) == "folder" or name in {"archive", "destination", "timeline"}
+        ]
+        options += ["--html"] if "html_file" in call.texts else []
+        raise UsageError(
+            "--open: the command writes no page and no timeline",
+            hint=f"add {' or '.join(options)} with a name such as step.pftrace or page.html",
+        )
+    return found
 
 
 def _devices_and_systems(
@@ -457,162 +484,3 @@ def _parameter(declared: DeclaredOption) -> inspect.Parameter:
         default=default,
         annotation=Annotated[annotation, made],
     )
-
-
-def _set_variable(context: typer.Context, name: str, text: str) -> None:
-    """Set an environment variable for this process and its children, until the command ends."""
-    before = os.environ.get(name)
-    os.environ[name] = text
-
-    def restore() -> None:
-        if before is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = before
-
-    context.call_on_close(restore)
-
-
-def _raise_input_limits(context: typer.Context, max_bytes: int | None) -> None:
-    if max_bytes is not None:
-        _set_variable(context, INPUT_BYTES_VARIABLE, str(max_bytes))
-
-
-def _distrust_inputs(context: typer.Context, untrusted: bool) -> None:
-    if untrusted and untrusted_limits() is None:
-        _set_variable(context, trust.UNTRUSTED_VARIABLE, "1")
-
-
-def _set_untrusted_limits(context: typer.Context, values: list[str] | None) -> None:
-    """Change limits of untrusted inputs until the command ends."""
-    if not values:
-        return
-    if untrusted_limits() is None:
-        raise typer.BadParameter("requires --untrusted, whose limits it changes")
-    text = ",".join([os.environ[trust.UNTRUSTED_VARIABLE], *values])
-    try:
-        check_limits(text)
-    except UsageError as error:
-        raise typer.BadParameter(f"{error.message}; {error.hint}") from error
-    _set_variable(context, trust.UNTRUSTED_VARIABLE, text)
-
-
-def _allow_programs(context: typer.Context, allowed: bool) -> None:
-    if allowed:
-        context.with_resource(allowing_programs())
-
-
-_MaxInputBytes = Annotated[
-    int | None,
-    typer.Option(
-        "--max-input-bytes",
-        metavar="N",
-        min=1,
-        max=10**18 - 1,
-        callback=_raise_input_limits,
-        expose_value=False,
-        help="Accept inputs up to N bytes: raises the limits of size, memory and time (docs/formats.md).",
-        rich_help_panel=INPUT,
-    ),
-]
-_AllowPrograms = Annotated[
-    bool,
-    typer.Option(
-        "--allow-programs",
-        callback=_allow_programs,
-        expose_value=False,
-        help="Allow input files to name estimators that run programs, execute the workload or read files.",
-        rich_help_panel=DEVICE,
-    ),
-]
-_Json = Annotated[
-    Path | None,
-    typer.Option(
-        "--json",
-        metavar="FILE|-",
-        help="Write all results as JSON; - is standard output.",
-        rich_help_panel=OUTPUT,
-    ),
-]
-_Html = Annotated[
-    Path | None,
-    typer.Option(
-        "--html",
-        metavar="FILE|-",
-        help="Write a page with charts and tables, which loads nothing; - is standard output.",
-        rich_help_panel=OUTPUT,
-    ),
-]
-_Overwrite = Annotated[
-    bool, typer.Option("--overwrite", help="Replace existing output files.", rich_help_panel=OUTPUT)
-]
-_Progress = Annotated[
-    bool | None,
-    typer.Option(
-        "--progress/--no-progress",
-        help="Show a progress bar (default: if stderr is a terminal).",
-        rich_help_panel=OUTPUT,
-    ),
-]
-_Loudness = Annotated[
-    bool | None,
-    typer.Option(
-        "--verbose/--quiet",
-        "-v/-q",
-        callback=set_verbosity,
-        expose_value=False,
-        show_default=False,
-        help="Print more detail; or print only results and errors.",
-        rich_help_panel=OUTPUT,
-    ),
-]
-_Untrusted = Annotated[
-    bool,
-    typer.Option(
-        "--untrusted",
-        callback=_distrust_inputs,
-        expose_value=False,
-        is_eager=True,
-        help="Limit CPU time, memory and ranks, and run no external programs, for untrusted inputs "
-        "(SECURITY.md).",
-        rich_help_panel=INPUT,
-    ),
-]
-_UntrustedLimit = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--limit",
-        metavar="NAME=N",
-        callback=_set_untrusted_limits,
-        expose_value=False,
-        help="Change a limit of --untrusted: cpu_s, memory_bytes or ranks; repeatable.",
-        rich_help_panel=INPUT,
-    ),
-]
-_Debug = Annotated[
-    bool, typer.Option("--debug", help="Print the traceback of an error.", rich_help_panel=OUTPUT)
-]
-
-
-def _common(
-    json_file: _Json = None,
-    html_file: _Html = None,
-    overwrite: _Overwrite = False,
-    progress: _Progress = None,
-    max_input_bytes: _MaxInputBytes = None,
-    allow_programs: _AllowPrograms = False,
-    loudness: _Loudness = None,
-    untrusted: _Untrusted = False,
-    limit: _UntrustedLimit = None,
-    debug: _Debug = False,
-) -> None:
-    """Declare the options of all commands."""
-
-
-@cache
-def _common_parameters() -> Mapping[str, inspect.Parameter]:
-    """Return the parameters of the options of all commands."""
-    return {
-        name: parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
-        for name, parameter in inspect.signature(_common, eval_str=True).parameters.items()
-    }

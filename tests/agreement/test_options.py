@@ -50,6 +50,7 @@ OF_ALL_COMMANDS = frozenset(
     {"--json", "--html", "--overwrite", "--progress", "--verbose", "--debug", "--untrusted", "--limit"}
     | {
         "--help",
+        "--open",
         "--max-input-bytes",
         "--allow-programs",
         "--version",

@@ -1,0 +1,104 @@
+"""Opening of results: pages in the browser, timelines in the Perfetto UI."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+import webbrowser
+from collections.abc import Callable
+from functools import partial
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from urllib.parse import quote, unquote
+
+from hespas.cli.terminal import emit
+from hespas.graph.errors import OutputError
+
+__all__ = ["PORT", "UI", "is_openable", "open_page", "open_result", "open_timeline"]
+
+UI = "https://ui.perfetto.dev"
+PORT = 9001
+"""Port from which the Perfetto UI may load traces
+(https://perfetto.dev/docs/visualization/deep-linking-to-perfetto-ui).
+"""
+_WAIT_S = 600.0
+
+
+_TIMELINES = (".json", ".json.gz", ".pftrace", ".pftrace.gz", ".perfetto", ".perfetto-trace", ".zip")
+_PAGES = ("index.html", "report.html")
+
+
+def is_openable(path: Path) -> bool:
+    """Return True if the name of a file is that of a page or a timeline."""
+    return path.name.endswith((".html", *_TIMELINES))
+
+
+def open_result(path: Path) -> None:
+    """Open a page, the page of a report folder, or a timeline."""
+    if path.is_dir():
+        path = next((path / name for name in _PAGES if (path / name).exists()), path)
+    if path.suffix == ".html" or path.is_dir():
+        open_page(path)
+    else:
+        open_timeline(path)
+
+
+def open_page(page: Path) -> None:
+    """Open an HTML page in the browser. If there is none, print its address."""
+    address = page.resolve().as_uri()
+    if not webbrowser.open(address):
+        emit(f"no browser: open {address}")
+
+
+class _TraceHandler(BaseHTTPRequestHandler):
+    """Handler that sends one file to the Perfetto UI."""
+
+    def __init__(self, trace: Path, sent: threading.Event, *connection: object) -> None:
+        self.trace, self.sent = trace, sent
+        super().__init__(*connection)  # type: ignore[arg-type]
+
+    def do_GET(self) -> None:
+        """Send the trace; other paths do not exist."""
+        if unquote(self.path) != f"/{self.trace.name}":
+            self.send_error(404)
+            return
+        self.send_response(200)
+        self.send_header("Content-Type", "application/octet-stream")
+        self.send_header("Content-Length", str(self.trace.stat().st_size))
+        self.send_header("Access-Control-Allow-Origin", UI)
+        self.send_header("Cache-Control", "no-cache")
+        self.end_headers()
+        with self.trace.open("rb") as content:
+            shutil.copyfileobj(content, self.wfile)
+        self.sent.set()
+
+    def log_message(self, format: str, *arguments: object) -> None:  # noqa: A002 - name of the base class
+        """Print nothing: the address in the browser shows what was requested."""
+
+
+def open_timeline(trace: Path, wait_s: float = _WAIT_S) -> None:
+    """Open a trace in the Perfetto UI. The browser loads it from this process, which serves that file only,
+    to the Perfetto UI on this machine, and waits until it is loaded.
+
+    Raises ``OutputError`` if the port is in use or the trace is not loaded in ``wait_s`` seconds.
+    """
+    sent = threading.Event()
+    handler: Callable[..., _TraceHandler] = partial(_TraceHandler, trace, sent)
+    try:
+        server = ThreadingHTTPServer(("127.0.0.1", PORT), handler)
+    except OSError as error:
+        raise OutputError(
+            f"cannot be served on port {PORT}: {error.strerror}", path=str(trace),
+            hint=f"end the other program on that port, or open the file in {UI}",
+        ) from error  # fmt: skip
+    address = f"{UI}/#!/?url=http://127.0.0.1:{PORT}/{quote(trace.name)}"
+    with server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        if not webbrowser.open(address):
+            emit(f"no browser: open {address}")
+        is_sent = sent.wait(wait_s)
+        server.shutdown()
+    if not is_sent:
+        raise OutputError(
+            f"was not loaded in {wait_s:g} s", path=str(trace), hint=f"open the file in {UI} yourself"
+        )
