@@ -9,7 +9,7 @@ JOBS ?= auto --maxprocesses 4
 # Seconds of one core that the tests of `make test` take.
 SAMPLE_S := 700
 
-.PHONY: demo test test-all test-drawn nightly mutation test-capture test-lowest test-newest fuzz lint bench fixtures docs constraints clean
+.PHONY: demo site test test-all test-drawn nightly mutation test-capture test-lowest test-newest fuzz lint bench fixtures docs constraints clean
 .DEFAULT_GOAL := help
 
 help:
@@ -27,6 +27,7 @@ help:
 	@echo "make lint       ruff, mypy strict, pyright strict"
 	@echo "make bench      speed and memory as ratios against a floor measured in the same run"
 	@echo "make docs       make the outputs shown in README.md and docs/ again"
+	@echo "make site       build the documentation site into site/, which opens without a server or network"
 	@echo "make constraints  pin the newest versions of all that the tests install, in constraints.txt"
 	@echo "make fixtures   make the inputs in fixtures/ again (installs JAX)"
 
@@ -112,7 +113,10 @@ docs: $(VENV)/.installed-jax
 	$(BIN)/python -m tools.generate
 	$(BIN)/python -m tools.roundtrip
 	$(BIN)/python -m tools.schemas
-	$(BIN)/python -m tools.api_page
+	$(BIN)/python -m tools.concepts
+
+site: $(VENV)/.installed-dev
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
 # Of Python 3.11, the oldest that is supported: what is pinned is there for later ones too.
 constraints:
@@ -125,4 +129,4 @@ constraints:
 	rm -rf $(VENV)-constraints
 
 clean:
-	rm -rf $(VENV) $(VENV)-constraints $(CAPTURE) demo-out .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-constraints $(CAPTURE) demo-out site .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,8 +1,8 @@
 """Hespas: one workload graph, every trace format, every fidelity, evaluated against measurement.
 
 One function per command takes paths or values, and returns a result with a short ``repr``, ``to_pandas()``
-and the document of ``--json``: docs/api.md. Functions are imported on first use, so that the import of the
-package is fast.
+and the document of ``--json``: docs/reference/python. Functions are imported on first use, so that the import
+of the package is fast.
 """
 
 from __future__ import annotations

@@ -178,7 +178,7 @@ def _exists(name: str) -> bool:
 def test_names_in_documents_and_docstrings_exist() -> None:
     named = {
         (path.name, name)
-        for path in (*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"))
+        for path in (*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"))
         for name in _DOCUMENTED.findall(path.read_text(encoding="utf-8"))
         if name not in _GROUPS and ".NAME" not in name
     }

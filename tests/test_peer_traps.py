@@ -41,7 +41,7 @@ from tests.trap_bench import (
     total_us,
     trace_nodes,
 )
-from tools.generate import formats_document
+from tools.generate import REFERENCE, documents_with_commands, reference_pages
 
 pytest.importorskip("jaxlib")
 
@@ -697,10 +697,10 @@ def test_trap_17_every_shipped_device_is_a_device_file(name: str, bench: Bench) 
     assert repr(again.peaks) == repr(load_device(name).peaks)  # NaN is not equal to itself
 
 
-DOCUMENTS = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+DOCUMENTS = [path for path in documents_with_commands() if documented.examples(path.read_text("utf-8"))]
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_trap_17_every_documented_command_prints_what_the_document_says(document: Path, bench: Bench) -> None:
     examples = documented.examples(document.read_text())
     results = documented.run(examples, bench.folder)
@@ -726,9 +726,10 @@ def test_trap_17_documented_commands_need_the_package_only() -> None:
 
 
 def test_trap_17_the_reference_is_made_from_the_registry_and_the_rules() -> None:
-    assert (ROOT / "docs" / "formats.md").read_text() == formats_document(), "run 'python -m tools.generate'"
-    table = (ROOT / "README.md").read_text()
-    assert all(f"| `{name}` |" in table for name in format_names())
+    pages = reference_pages()
+    for path, text in pages.items():
+        assert path.read_text("utf-8") == text, "run 'python -m tools.generate'"
+    assert all(f"| `{name}` |" in pages[REFERENCE / "formats.md"] for name in format_names())
 
 
 def test_trap_18_a_batch_multiplies_the_product(bench: Bench) -> None:

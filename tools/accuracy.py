@@ -1,10 +1,10 @@
-"""Errors of the shipped estimators on measurements: ``docs/accuracy.md`` and the pages that it links.
+"""Errors of the shipped estimators on measurements: ``docs/accuracy/index.md`` and the pages that it links.
 
     python -m tools.accuracy --tables DIR [--profiles DIR] [--split devval] [--estimator NAME] [--date DATE]
 
 evaluates every table of measured operations and every profile in the folders like `hespas-validate accuracy`,
-and writes the figures to ``docs/accuracy.json``. The pages show these figures. Without ``--tables`` and
-``--profiles`` the command writes the pages from the existing figures.
+and writes the figures to ``docs/accuracy/accuracy.json``. The pages show these figures. Without ``--tables``
+and ``--profiles`` the command writes the pages from the existing figures.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from tools.step_intervals import step_interval_table
 
 __all__ = ["DOCS", "accuracy_pages", "main"]
 
-DOCS = Path(__file__).parents[1] / "docs"
-_PAGE, _FOLDER = "accuracy.md", "accuracy"
+DOCS = Path(__file__).parents[1] / "docs" / "accuracy"
+_PAGE, _FOLDER = "index.md", "tables"
 _ESTIMATORS = ("roofline", "calibrated", "learned", "collectives", "systolic", "composite")
 _NAIVE = "overhead+two-efficiencies"
 _ON_OTHERS = "calibrated on the other profiles"
@@ -69,12 +69,12 @@ Errors are relative to the measurement, (predicted - measured) / measured. Colum
   and not of the extrapolation.
 
 Each table of measurements has its own page with every device and class: follow the names in the tables
-below. Two more pages have the [profiles](accuracy/profiles.md) and the
-[devices left out](accuracy/devices-left-out.md) of the fits of learned models.
+below. Two more pages have the [profiles](tables/profiles.md) and the
+[devices left out](tables/devices-left-out.md) of the fits of learned models.
 """
 _BEHIND = """# {title}
 
-Made by `python -m tools.accuracy`; do not edit. The columns are explained in [accuracy](../accuracy.md).
+Made by `python -m tools.accuracy`; do not edit. The columns are explained in [accuracy](../index.md).
 """
 
 

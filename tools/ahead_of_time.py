@@ -1,8 +1,8 @@
 """Figures of compiled programs: ``python -m tools.ahead_of_time [TARGET ...] [--program F --mesh M]``.
 
 The command prints a Markdown table with a column for the program (of the whole mesh, divided evenly) and one
-for each target. The table in docs/capture.md has GPUs only, because the terms of libtpu do not state whether
-figures of its output may be published.
+for each target. The table in docs/how-to/capture-compilers.md has GPUs only, because the terms of libtpu do
+not state whether figures of its output may be published.
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 
 A fence marked ``console`` has lines ``$ command``, each followed by the output of both streams. A fence
 marked ``python`` or ``toml`` whose first line is a comment with a file name (``# layer.py``) is that file,
-for the commands below it. Fences marked ``console jax`` or ``console torch`` are skipped without that
-package.
+for the commands below it. Fences marked with a package (``console jax``) are skipped without it.
 """
 
 from __future__ import annotations
@@ -24,9 +23,9 @@ __all__ = ["Example", "comparable", "examples", "refreshed", "run"]
 _FENCE = re.compile(r"^```(\w+)([^\n`]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _FILE_NAME = re.compile(r"# ([\w.-]+\.(?:py|toml))\n")
 _FILE_SIZE = re.compile(r"(?m)^(.* -> .* \((?:[a-z-]+, )?)[\d.,]+ [kMG]?B\)$")
-_RUNNABLE = ("hespas", "hespas-convert", "hespas-validate", "python", "ls", "cat")
+_RUNNABLE = ("env", "hespas", "hespas-convert", "hespas-validate", "python", "ls", "cat")
 """First words of the commands that are run. Commands that install or build are not run."""
-_PACKAGES = ("jax", "torch")
+_PACKAGES = ("jax", "jax_cuda13_plugin", "torch")
 """Packages that a fence may need."""
 
 

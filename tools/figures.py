@@ -1,4 +1,4 @@
-"""Types of ``docs/accuracy.json``, the figures of ``docs/accuracy.md``."""
+"""Types of ``docs/accuracy/accuracy.json``, the figures of ``docs/accuracy/index.md``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import msgspec
 
 __all__ = ["FIGURES", "Errors", "Figures", "Row", "Section", "read_figures"]
 
-FIGURES = Path(__file__).parents[1] / "docs" / "accuracy.json"
+FIGURES = Path(__file__).parents[1] / "docs" / "accuracy" / "accuracy.json"
 
 
 class Errors(msgspec.Struct, frozen=True):

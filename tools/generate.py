@@ -1,9 +1,10 @@
 """Update the documents: ``python -m tools.generate [--check]``.
 
-``formats.md`` has the registry, the attribute contract, the checker's rules and the table of exit codes. The
-commands in ``README.md`` and the other documents run again, two documents at a time, and their output is
-updated. A document is skipped if its commands, the package with its samples and the environment are those of
-the last run, whose digests are in ``.cache/documents.json``.
+Four pages of ``docs/reference`` are made from the code: formats with the attributes of Chakra nodes, rules
+of the checker, columns of tables of runs, and limits with exit codes. The commands in ``README.md`` and the
+pages of ``docs`` run again, two documents at a time, and their output is updated. A document is skipped if
+its commands, the package with its samples and the environment are those of the last run, whose digests are
+in ``.cache/documents.json``.
 """
 
 from __future__ import annotations
@@ -22,25 +23,50 @@ from hespas.converters import format_names, load_format
 from hespas.converters.chakra.contract import ATTRIBUTES
 from hespas.converters.format import Format
 from hespas.files.limits import INPUT_BYTES_VARIABLE, Limits
+from hespas.generators.llm.published import SETTINGS
 from hespas.graph import Severity
 from hespas.graph.errors import EXIT_CODES
 from hespas.validators.checker import RULES
 from tools.documents import ROOT, document_command
 from tools.examples import examples, refreshed, run
 
-__all__ = ["documents", "formats_document", "main"]
+__all__ = ["REFERENCE", "documents", "documents_with_commands", "main", "reference_pages"]
 
 _DIGESTS = ROOT / ".cache" / "documents.json"
 _DOCUMENTS_AT_ONCE = 2
-_INTRODUCTION = """# Formats and rules
+REFERENCE = ROOT / "docs" / "reference"
+_INTRODUCTION = """# Formats
 
-This page lists the formats that Hespas reads and writes, the attributes of its Chakra traces, the rules of
-`hespas-validate check`, the limits of inputs, and the exit codes. Made by `python -m tools.generate` from
-the code; do not edit. How to add a row: [CONTRIBUTING](../CONTRIBUTING.md#extending).
+Formats that Hespas reads and writes, and the attributes of its Chakra traces. Made by
+`python -m tools.generate` from the code; do not edit. [Contributing](../contributing.md#a-format) explains
+how to add a format.
+"""
+_RULES_INTRODUCTION = """# Rules of the checker
+
+Rules of `hespas-validate check` ([how to use it](../how-to/check.md)). Made by `python -m tools.generate`
+from the code; do not edit.
+"""
+_RUNS_INTRODUCTION = """# Columns of tables of training runs
+
+Tables of `hespas-validate league` and of `hespas generate llm --row`
+([how to use them](../how-to/published-runs.md)). Made by `python -m tools.generate` from the code; do
+not edit.
+
+Required are `model`, `accelerator`, `num_accelerators`, `seq_len`, `global_batch` and, to compare,
+`step_time_ms`. Optional are `source` (the software stack), `framework`, `release`, `micro_batch`,
+`grad_accum`, `dp`, `tp`, `pp`, `vp`, `cp`, `ep`, `etp`, `fsdp`, `sequence_parallel`, `recompute`,
+`precision`, `precision_class`, `optimizer`, `train_type`, `gpus_per_node`, `accelerator_variant`, `network`,
+`step_time_lo_ms`, `step_time_hi_ms`, `mfu_pct`, `peak_memory_gib` and `rows_with_same_config`. Settings of
+software and device have columns of their own:
+"""
+_LIMITS_INTRODUCTION = """# Limits and exit codes
+
+Made by `python -m tools.generate` from the code; do not edit.
 """
 _FORMAT_NOTES = """
 The format of an input is recognised by its content, then by its suffix; `--from` and `--to` override both.
-A `.gz` after any suffix means gzip. A destination without a suffix is a folder of Chakra traces.
+A `.gz` after any suffix means gzip. A destination without a suffix is a
+[folder of Chakra traces](../how-to/many-ranks.md#content-of-the-folder), or one trace if there is one rank.
 
 *Flat* formats have no loops, branches or zero-cost operations (views, constants, tuples). Conversion to
 them unrolls loops, takes one arm of each branch and removes zero-cost operations. For scripts,
@@ -70,50 +96,6 @@ tensor, named by the node's id, and reads the tensors of the nodes that it depen
 inputs from outside the trace are not listed, so the peak that ASTRA-sim reports excludes them. A trace of
 another tool is written with its own attributes only; `check` with `--system-config` reports the missing
 ones (ET024, ET033).
-
-A trace of a profile has *delays*, so that it takes the measured time. A delay is recorded time in which a
-queue of the device waited for the host, for a launch, or for an event that was not recorded. It is written
-as a computation of `op_class` `free` without a `stream`. In Hespas a delay runs concurrently with all other
-work. ASTRA-sim treats it as computation, which gives the same time if the device runs one operation at a
-time. Host threads are nodes in Hespas; in the trace they are delays, because ASTRA-sim has no statistics
-for computation on a CPU.
-"""
-_FOLDER_NOTES = """
-## Folders of rank files
-
-A job is written as a folder with a Chakra trace per rank, `NAME.{rank}.et`, and the process groups in
-`comm_group.json`. Ranks with equal files share one file through hard links; edit only a copy, because a
-change would affect all of them. If the file system has no links or the link limit is reached (ext4:
-65,000), the files are copies. The same input gives the same bytes for all values of `--jobs`, `--shard`,
-`--resume` and `--cluster`.
-
-`--only-classes` writes one file per rank class (ranks that run the same program), so that large jobs need
-few files. The file is the trace of the lowest rank of the class. `rank_map.json`
-(`hespas/schemas/rank_map.schema.json`) has what the other ranks need:
-
-- `representative` has for each rank the rank whose file is used, or -1 if there is none.
-- `group_sets` and `permutations` describe process groups and messages, as lists or by digits of the rank.
-  In the second form a rank is `base` plus group digits plus member digits, and a shift adds a constant to a
-  digit.
-- `classes` has for each collective and message of a file, in order, the number of its group set or
-  permutation.
-
-Hespas reads such a folder as the whole job and can write all files from it. Other tools need all files.
-
-`--shard I/N` writes one part of the ranks, so that several machines can write one folder. While parts are
-missing the folder cannot be read and has a marker for each, `.NAME.ranks-A-B.missing`; the last shard
-removes the last marker.
-
-`--resume` makes an interrupted conversion continue. It saves finished files in `.DST.CHECKSUM.kept.partial`
-with a checksum of the whole content. The same command continues there and writes only the files that are
-missing or have wrong bytes. A command with `--resume`, the same destination and other content removes them.
-
-Large jobs reach limits of file systems and simulators. A folder may have 1,048,576 rank files. It needs as
-many inodes (`df -i`), and network file systems become slow much earlier. `rank_map.json` may have
-16,777,216 ranks, and so may the lists of `comm_group.json`. A simulator that reads a file per rank needs
-memory for each. Hespas opens every file of a whole set (about 0.6 ms of CPU each, ten times that for a
-check: `python -m benchmarks.rank_files`), but one file per class with `--only-classes`. Beyond some
-thousand ranks use `--only-classes`, and write all files only for a simulator that needs them.
 """
 
 _RULE_NOTES = """
@@ -132,6 +114,10 @@ name of the input, also under a limit of the process.
 
 Inputs are regular files. A pipe, device or socket is refused (exit code 3), except standard input as `-`.
 Files are read and not mapped into memory; a file that shrinks during reading is refused.
+"""
+_EXIT_NOTES = """
+A failed command states file, position and remedy. Exit code 70 is a bug in Hespas: please report it with the
+output of `--debug`.
 """
 _LIMITS: dict[str, tuple[str, str]] = {
     "input_bytes": ("every format", "one file, decompressed"),
@@ -205,8 +191,8 @@ def _severity(severity: Severity | None) -> str:
     return severity.value if severity else "-"
 
 
-def formats_document() -> str:
-    """Return ``formats.md``."""
+def reference_pages() -> dict[Path, str]:
+    """Return the pages that are made from the code."""
     formats = _table(
         ("format", "content", "suffixes", "can", "flat", "needs", "specification"),
         (_format_row(load_format(name)) for name in format_names()),
@@ -237,32 +223,39 @@ def formats_document() -> str:
             ),
         ],
     )
+    runs = _table(("column", "values"), ([f"`{name}`", values] for name, values in SETTINGS.items()))
     limits = _table(("input or output", "what is counted", "limit", "raised by"), _limit_rows())
-    return (
-        f"{_INTRODUCTION}\n## Formats\n\n{formats}{_FORMAT_NOTES}"
-        f"\n## Attributes of a Chakra node\n\n{attributes}{_ATTRIBUTE_NOTES}"
-        f"{_FOLDER_NOTES}"
-        f"\n## Rules of the checker\n\n{rules}{_RULE_NOTES}"
-        f"\n## Limits\n\n{limits}{_LIMIT_NOTES}\n## Exit codes\n\n{codes}"
-    )
+    return {
+        REFERENCE / "formats.md": f"{_INTRODUCTION}\n{formats}{_FORMAT_NOTES}"
+        f"\n## Attributes of a Chakra node\n\n{attributes}{_ATTRIBUTE_NOTES}",
+        REFERENCE / "rules.md": f"{_RULES_INTRODUCTION}\n{rules}{_RULE_NOTES}",
+        REFERENCE / "runs.md": f"{_RUNS_INTRODUCTION}\n{runs}",
+        REFERENCE / "limits.md": f"{_LIMITS_INTRODUCTION}\n## Limits\n\n{limits}{_LIMIT_NOTES}"
+        f"\n## Exit codes\n\n{codes}{_EXIT_NOTES}",
+    }
 
 
 def documents() -> Mapping[Path, str]:
-    """Return ``formats.md``, and the documents that show commands with their current output."""
-    formats = ROOT / "docs" / "formats.md"
-    texts = {
-        path: formats_document() if path == formats else path.read_text("utf-8")
-        for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
-    }
+    """Return the pages of the reference, and the documents that show commands with their current output."""
+    texts = {path: path.read_text("utf-8") for path in documents_with_commands()} | reference_pages()
     sources = _sources_digest()
     known: dict[str, str] = json.loads(_DIGESTS.read_text("utf-8")) if _DIGESTS.is_file() else {}
-    stale = [path for path, text in texts.items() if known.get(path.name) != _digest(sources, text)]
+    stale = [path for path, text in texts.items() if known.get(_name(path)) != _digest(sources, text)]
     with ThreadPoolExecutor(_DOCUMENTS_AT_ONCE) as pool:
         texts |= zip(stale, pool.map(_current, (texts[path] for path in stale)), strict=True)
     _DIGESTS.parent.mkdir(exist_ok=True)
-    digests = {path.name: _digest(sources, text) for path, text in texts.items()}
+    digests = {_name(path): _digest(sources, text) for path, text in texts.items()}
     _DIGESTS.write_text(json.dumps(digests, indent=2) + "\n", "utf-8")
     return texts
+
+
+def documents_with_commands() -> list[Path]:
+    """Return ``README.md`` and all pages of ``docs``."""
+    return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def _name(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
 
 
 def _current(text: str) -> str:

@@ -1,4 +1,4 @@
-"""Sections of docs/accuracy.md: targets with results, and errors outside the measured range."""
+"""Sections of docs/accuracy/index.md: targets with results, and errors outside the measured range."""
 
 from __future__ import annotations
 

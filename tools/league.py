@@ -1,4 +1,4 @@
-"""Page ``docs/league.md`` of published runs: ``python -m tools.league [--table FILE] [--jobs N]``.
+"""Page ``docs/accuracy/training.md`` of published runs: ``python -m tools.league [--table FILE] [--jobs N]``.
 
 The repository does not contain the table. Without it nothing is written.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -16,28 +16,27 @@ import numpy as np
 
 from hespas import api
 from hespas.fitting.effects import COMPONENTS
-from hespas.generators.llm.published import SETTINGS
 from hespas.studies.league.document import League
 from hespas.studies.league.evaluation import CALIBRATIONS, SHARED
 from hespas.studies.league.summaries import NOISE_FLOOR, RowGroupErrors
 from tools.documents import ROOT
 from tools.published_settings import prepared_table
 
-__all__ = ["league_page", "main"]
+__all__ = ["league_pages", "main"]
 
 _TABLE = ROOT.parent / "shared" / "data" / "published_e2e" / "published_training.csv"
 
-_INTRODUCTION = """# Predictions of published runs
+_INTRODUCTION = """# Training runs
 
 This page shows how well Hespas predicts training steps that others measured and published. Each step time
 is predicted from the settings of its run: model, accelerator, layout, batch, number formats, recomputation.
 `hespas-validate league --table FILE.csv` does this for every row of a table and compares the prediction
-with the measurement. `python -m tools.league` writes this page. The rules of MLPerf apply to publishing its
-results; names belong to their owners.
+with the measurement ([how to do it for your runs](../how-to/published-runs.md)). `python -m tools.league`
+writes this page. The rules of MLPerf apply to publishing its results; names belong to their owners.
 
 ## Prediction of a step
 
-A prediction has three steps. First, the generator (docs/generation.md) writes the operations of each
+A prediction has three steps. First, the [generator](../how-to/generate.md) writes the operations of each
 distinct pipeline stage. Second, the estimator times each kernel, and the model of the system's network
 times each collective and message by the positions of its ranks. Third, the simulator of `hespas simulate`
 runs the step, so that the command gives the same time (tests/agreement compares them). If a step has many
@@ -48,8 +47,8 @@ They are matrix products, attention and other kernels of the rank that finishes 
 while no kernel runs, its waits for the host, and its idle time (`bubble`). The error of a prediction is
 attributed to the components of its critical path.
 
-The estimator is `training` (docs/user-guide.md), which extends `composite` by properties of training steps.
-Some efficiencies were not measured. They are data with sources, by device family
+The estimator is [`training`](../reference/estimators.md#training), which extends `composite` by properties of
+training steps. Some efficiencies were not measured. They are data with sources, by device family
 (`hespas/hardware/training`): 8-bit products on NVIDIA devices, fused attention, products on TPUs, and the
 share of the peak that a device sustains at its power limit. These shares are few round numbers, and their
 authors saw the rows below when they chose them. The calibration *none* is therefore not blind.
@@ -63,13 +62,9 @@ speed even if they share links.
 
 ## Calibration
 
-* `none`: rows are predicted without a correction. Intervals are those of predicted training steps
-  (docs/accuracy.md). They come from all rows of the published table, so they hold more often on these rows
-  than on others.
-* `one-per-accelerator`: one row of each accelerator and source is used to correct the predictions of the
-  others. Its settings alone decide which row it is.
-* `leave-group-out`: the rows of each group (source, model, accelerator) are predicted with corrections from
-  all other rows.
+[Calibration](../how-to/published-runs.md#calibration) lists the modes. With `none`, intervals are
+[those of training steps](index.md#intervals-of-whole-steps). They come from all rows of the published table,
+so they hold more often on these rows than on others.
 
 A correction is a set of factors on the components of a step, fitted to the errors of measured rows. The
 logarithm of a row's error is the sum of the errors of its components, each weighted by the component's
@@ -86,10 +81,7 @@ correction. With `one-per-accelerator` the held-out rows are those of other acce
 the one row of its own accelerator (a row without assumptions if there is one).
 
 With a calibration the ends of the 90 % intervals are quantiles of the residuals of other groups. Residuals
-of the same source have more weight the more there are: 20 weigh as much as all others. To write the factors
-of a device to a file, run `hespas-validate calibrate --hardware NAME --end-to-end --table FILE.csv --out
-FILE.json`. The file also has their standard errors, and the errors before calibration and on groups that
-were left out. Factors hold only for the estimator that they were fitted with.
+of the same source have more weight the more there are: 20 weigh as much as all others.
 
 Some constants of the method are round figures in the code: the spreads of effects, the weights of sources,
 the host times of kernels, and the slowdown of kernels during communication. They come from a source that
@@ -98,36 +90,18 @@ the code names, or were chosen with knowledge of the rows below.
 Submitters of the same layout measure different times, so no prediction can be without error. `noise_floor`
 of the JSON document is the median difference between submitters to MLPerf with the same layout in the same
 round. It is null for tables without such submissions.
-
-## Your own cluster
-
-To compare your own training runs, write a table with a row per run. It needs `model`, `accelerator`,
-`num_accelerators`, `seq_len`, `global_batch` and `step_time_ms`. Optional columns are `source` (the
-software stack), `framework`, `release`, `micro_batch`, `grad_accum`, `dp`, `tp`, `pp`, `vp`, `cp`, `ep`,
-`etp`, `fsdp`, `sequence_parallel`, `recompute`, `precision`, `precision_class`, `optimizer`, `train_type`,
-`gpus_per_node`, `accelerator_variant`, `network`, `step_time_lo_ms`, `step_time_hi_ms`, `mfu_pct`,
-`peak_memory_gib` and `rows_with_same_config`. Settings of software and device have columns of their own
-(`hespas/generators/llm/published.py`):
-
-SETTINGS
-Free text (`notes`, `accelerator_variant`) does not change a prediction. If a table of published runs has
-settings only in its notes, `python -m tools.published_settings IN.csv OUT.csv` writes the columns above
-from them; `python -m tools.league` does this first. Settings that a row does not state are assumed, and the
-row is marked as `assumed`.
-
-`accelerator` is the name of a device that ships with Hespas (`hespas hardware list`), or the path of a
-device file in the folder of the table (`my-device.toml`); groups and factors use the name in that file.
-`network` is the system by name (`dgx-h100-roce`) or file, sized to the row; the default is the usual system
-of the device. Models that do not ship are read from `models.csv` in the same folder. A cell never opens a
-file outside of the folder: absolute paths, `..` and links that lead elsewhere are refused.
-
-Predictions are cached, so an interrupted run continues. A row is predicted again if the row changed, or a
-file that the row or the estimator names.
 """
 
 
-def league_page(leagues: Sequence[League]) -> str:
-    """Return the page of one table with all calibrations."""
+_MODELS = """# Training runs by model
+
+Errors of [predicted training runs](training.md) for each model. Made by `python -m tools.league`; do not
+edit.
+"""
+
+
+def league_pages(leagues: Sequence[League]) -> Mapping[str, str]:
+    """Return the pages of one table with all calibrations, by file name: the summary, and errors by model."""
     first = leagues[0]
     predicted = sum(row.status != "refused" for row in first.rows)
     assumed = sum(row.status == "assumed" for row in first.rows)
@@ -137,7 +111,7 @@ def league_page(leagues: Sequence[League]) -> str:
         f"layout differ by {NOISE_FLOOR:.1%} in the median, so no predictor can have a smaller error.\n"
     )
     text = [
-        _INTRODUCTION.replace("SETTINGS\n", _table(("column", "values"), iter(SETTINGS.items()))),
+        _INTRODUCTION,
         "## Results\n",
         counts,
         _table(
@@ -154,8 +128,9 @@ def league_page(leagues: Sequence[League]) -> str:
             f"{memory.bias:+.1%}. The memory model was developed with these rows.\n"
         )
     heads = ("calibration", "rows", "mean", "median", "P90", "bias", "90 % intervals hold")
-    for by in ("source", "accelerator", "precision", "scale", "status", "model"):
+    for by in ("source", "accelerator", "precision", "scale", "status"):
         text += [f"### By {by}\n", _table((by, *heads), _by(leagues, by))]
+    text.append("Errors [by model](training-models.md) are on a page of their own.\n")
     text += [
         "## Ranking of layouts\n",
         _LAYOUTS,
@@ -180,7 +155,11 @@ def league_page(leagues: Sequence[League]) -> str:
         "## Not predicted\n",
         _table(("rows", "reason"), _refused(first)),
     ]
-    return "\n".join(text).rstrip() + "\n"
+    models = [_MODELS, _table(("model", *heads), _by(leagues, "model"))]
+    return {
+        "training.md": "\n".join(text).rstrip() + "\n",
+        "training-models.md": "\n".join(models).rstrip() + "\n",
+    }
 
 
 def _table(titles: Sequence[str], rows: Iterator[Sequence[str]]) -> str:
@@ -338,9 +317,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with TemporaryDirectory() as folder:
         table = prepared_table(options.table, Path(folder))
         leagues = [api.league(table, calibrate=mode, jobs=options.jobs).details for mode in CALIBRATIONS]
-    path = ROOT / "docs" / "league.md"
-    path.write_text(league_page(leagues), encoding="utf-8")
-    sys.stdout.write(f"docs/{path.name}: written\n")
+    for name, text in league_pages(leagues).items():
+        (ROOT / "docs" / "accuracy" / name).write_text(text, encoding="utf-8")
+        sys.stdout.write(f"docs/accuracy/{name}: written\n")
     return 0
 
 

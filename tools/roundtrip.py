@@ -93,7 +93,10 @@ def golden_document(done: RoundTrips) -> str:
 
 def _documents() -> Mapping[Path, str]:
     done = roundtrip([ROOT / "fixtures"], jobs=2)
-    return {ROOT / "docs" / "roundtrip.md": roundtrip_document(done), GOLDEN: golden_document(done)}
+    return {
+        ROOT / "docs" / "accuracy" / "roundtrip.md": roundtrip_document(done),
+        GOLDEN: golden_document(done),
+    }
 
 
 def main() -> int:

@@ -1,4 +1,4 @@
-"""Errors of predicted times of servers: ``docs/serving-accuracy.md``.
+"""Errors of predicted times of servers: ``docs/accuracy/serving.md`` and ``serving-models.md``.
 
 ``python -m tools.serving RUNS RECORDED_RUNS RECORDED_REQUESTS`` takes the tables of ``hespas-validate
 serving``. The repository does not contain these tables.
@@ -23,11 +23,11 @@ from hespas.studies.serving import (
 )
 from tools.documents import ROOT
 
-__all__ = ["main", "page"]
+__all__ = ["main", "pages"]
 
-PAGE = ROOT / "docs" / "serving-accuracy.md"
+FOLDER = ROOT / "docs" / "accuracy"
 _SPLIT = "devval"
-_HEAD = """# Accuracy of serving predictions
+_HEAD = """# Servers
 
 This page compares predictions of `hespas serve` with measured LLM servers: time to first token (TTFT), time
 per output token (TPOT) and tokens/s. Made by `python -m tools.serving RUNS RECORDED_RUNS
@@ -38,12 +38,18 @@ are servers with a fixed number of clients, and means of TTFT and TPOT over thei
 from both times and the number of clients. Fits use the rows of the split `calib`, the tables below the rows
 of `devval`. Errors are the absolute values of predicted / measured - 1. For comparison, naive predictions
 use a constant fraction of the memory bandwidth (TPOT) and of the peak FLOP/s (TTFT): the median of the
-engine. `hespas-validate serving --help` describes the calibrations.
+engine. [Serving-engine overhead](../how-to/serve.md#serving-engine-overhead) describes the calibrations.
+Errors [by model](serving-models.md) are on a page of their own.
 
 Most runs come from InferenceMAX, a public benchmark. Its scripts state the launch settings, and the
 simulation uses them: maximum tokens of a step, maximum sequences, cache memory, SGLang's
 scheduler-recv-interval, TensorRT-LLM's batch_wait_timeout_iters, speculative tokens and CUDA graphs. The
 rows `others` are aiconfigurator's own runs with unknown settings.
+"""
+_MODELS = """# Servers by model
+
+Errors of [predicted servers](serving.md) for each device, engine, model and precision. Made by
+`python -m tools.serving`; do not edit.
 """
 _TARGETS = {"ttft": 0.14, "tpot": 0.08, "tokens_per_s": 0.06}
 _TARGET = """
@@ -102,8 +108,8 @@ parentheses includes the simulations for the calibration.
 |---|---|---|---|---|---|---|---|---|"""
 
 
-def page(calibrations: list[ServingErrors], replays: list[RunReplay]) -> str:
-    """Return the page."""
+def pages(calibrations: list[ServingErrors], replays: list[RunReplay]) -> dict[str, str]:
+    """Return the pages by file name: the summary, and errors by model."""
     rows = calibrations[0].rows
     predicted = sum(each.status == "predicted" for each in rows)
     target = _TARGET.format(**_TARGETS, predicted=predicted, wanted=len(rows))
@@ -114,16 +120,11 @@ def page(calibrations: list[ServingErrors], replays: list[RunReplay]) -> str:
         _MISSES,
         *_refused(calibrations[0]),
     ]
+    models = [_MODELS]
     for errors in calibrations:
-        parts.append(f"\n## Calibration: {errors.calibrate}\n{_TABLE}")
-        parts += [
-            f"| {each.value} | {each.metric} | {each.n} | {_percent(each.median_ape)} | "
-            f"{_percent(each.mean_ape)} | {_percent(each.p90_ape)} | {each.bias:+.1%} | "
-            f"{_percent(each.interval_coverage)} | {_percent(each.baseline_median_ape)} | "
-            f"{_percent(each.baseline_mean_ape)} |"
-            for each in errors.summaries()
-            if each.by != "model" or errors.calibrate in {"none", "stack-and-one", "stack-and-deployment"}
-        ]
+        parts += _calibration_part(errors, by_model=False)
+        if errors.calibrate in {"none", "stack-and-one", "stack-and-deployment"}:
+            models += _calibration_part(errors, by_model=True)
     parts.append(_RECORDED)
     parts += [
         f"| {each.trace} | {'yes' if each.calibrated else 'no'} | {each.requests} | {each.ttft_error:+.1%} | "
@@ -131,7 +132,22 @@ def page(calibrations: list[ServingErrors], replays: list[RunReplay]) -> str:
         f"{each.tokens_per_s_error:+.1%} | {_faster(each)} |"
         for each in replays
     ]
-    return "\n".join(parts) + "\n"
+    return {"serving.md": "\n".join(parts) + "\n", "serving-models.md": "\n".join(models) + "\n"}
+
+
+def _calibration_part(errors: ServingErrors, *, by_model: bool) -> list[str]:
+    """Return the heading and the table of a calibration: the rows of models, or all other rows."""
+    return [
+        f"\n## Calibration: {errors.calibrate}\n{_TABLE}",
+        *(
+            f"| {each.value} | {each.metric} | {each.n} | {_percent(each.median_ape)} | "
+            f"{_percent(each.mean_ape)} | {_percent(each.p90_ape)} | {each.bias:+.1%} | "
+            f"{_percent(each.interval_coverage)} | {_percent(each.baseline_median_ape)} | "
+            f"{_percent(each.baseline_mean_ape)} |"
+            for each in errors.summaries()
+            if (each.by == "model") == by_model
+        ),
+    ]
 
 
 def _faster(each: RunReplay) -> str:
@@ -175,7 +191,7 @@ def _percent(value: float) -> str:
 
 
 def main() -> int:
-    """Write the page; return 2 without the tables."""
+    """Write the pages; return 2 without the tables."""
     if len(sys.argv) != 4:
         sys.stderr.write(__doc__ or "")
         return 2
@@ -186,7 +202,8 @@ def main() -> int:
         evaluate_runs(rows, calibrate=each, split=_SPLIT, predictor=predictor, cached_fits=known)
         for each in CALIBRATIONS
     ]
-    PAGE.write_text(page(calibrations, replay_runs(read_recorded(recorded, requests))), encoding="utf-8")
+    for name, text in pages(calibrations, replay_runs(read_recorded(recorded, requests))).items():
+        (FOLDER / name).write_text(text, encoding="utf-8")
     return 0
 
 

@@ -190,8 +190,8 @@ def _rows(path: Path) -> list[dict[str, str]]:
 
 
 def _of_profiles() -> Iterator[Residual]:
-    """Yield recorded profiles, predicted after calibration on others: figures of docs/accuracy.json."""
-    figures = json.loads((ROOT / "docs" / "accuracy.json").read_bytes())
+    """Yield recorded profiles, predicted after calibration on others: docs/accuracy/accuracy.json."""
+    figures = json.loads((ROOT / "docs" / "accuracy" / "accuracy.json").read_bytes())
     for profile in figures["profiles"]:
         for row in profile["rows"]:
             errors = next((row["errors"][name] for name in _OTHER_MODELS if name in row["errors"]), None)
@@ -200,11 +200,11 @@ def _of_profiles() -> Iterator[Residual]:
 
 
 _SOURCES: dict[WorkloadKind, str] = {
-    "training": "published training runs (docs/league.md); groups: source, model, accelerator",
+    "training": "published training runs (docs/accuracy/training.md); groups: source, model, accelerator",
     "eager": "PyTorch steps on one GPU (python -m benchmarks.single_gpu); groups: device",
     "program": "compiled ResNet-50 on GPUs, a recorded step on a CPU; groups: program, family of devices",
     "serving": "no measured step of serving alone: residuals of compiled programs",
-    "recorded": "recorded profiles, calibrated on others (docs/accuracy.json); groups: profile",
+    "recorded": "recorded profiles, calibrated on others (docs/accuracy/accuracy.json); groups: profile",
 }
 
 
@@ -223,7 +223,7 @@ def _intervals(kind: WorkloadKind, rows: Sequence[Residual]) -> Iterator[StepInt
     wide_low, wide_high = (exp(end) for end in ends)
     yield StepInterval(
         kind=kind, level="new device", low=wide_low, high=wide_high, **counts,
-        source="the same, and the error of kernels on a family that was left out (docs/accuracy.md)",
+        source="the same, and the error of kernels on a family that was left out (docs/accuracy/index.md)",
     )  # fmt: skip
 
 
@@ -271,7 +271,7 @@ of programs, because only whole runs of servers were measured.
 
 
 def step_interval_table(intervals: Iterable[StepInterval]) -> str:
-    """Return the section of docs/accuracy.md."""
+    """Return the section of docs/accuracy/index.md."""
     lines = [
         "| workload | level | from | to | rows | groups | held | width | score |\n",
         f"|{' --- |' * 9}\n",

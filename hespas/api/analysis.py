@@ -231,6 +231,11 @@ def analyze(
 
     Raises ``UsageError`` for a program, which has no measurements, without profiles, for an unknown device,
     and for tokens or FLOPs that are not above 0; for paths also what ``read`` raises.
+
+    Examples:
+        >>> done = hespas.analyze("samples/ffn_train_rank0of2.pt.trace.json.gz")
+        >>> done.tables_by_name()["kernels"].to_pandas().shape[0]
+        9
     """
     for name, value in {"tokens": tokens, "model_flops": model_flops}.items():
         if value is not None and not 0 < value < inf:

@@ -293,6 +293,10 @@ def capture(
     Raises ``UsageError`` for a function that cannot be traced, ``UnsupportedError`` for a program that
     cannot be partitioned or, with ``on_unknown="error"``, whose control flow depends on the value of a tensor
     without data, ``MissingExtraError`` without JAX or PyTorch.
+
+    Examples:
+        >>> hespas.capture("jax.numpy:dot", mesh={"data": 4}, args="bf16[1024,512]@data; bf16[512,64]")
+        <CaptureResult: jit_dot: 4 ranks on data=4, 3 ops>
     """
     sink = diagnostics if diagnostics is not None else Diagnostics()
     devices = Mesh.of(mesh)
@@ -597,6 +601,12 @@ def profile_program(
 
     Raises ``UsageError`` for an exception in the user's code, ``UnsupportedError`` for a mesh of more than
     64 devices, ``OutputError`` if the folder cannot be written.
+
+    Examples:
+        >>> arguments = "f32[64,64]@data; f32[64,64]"
+        >>> done = hespas.profile_program("jax.numpy:dot", mesh="data=2", folder="run", args=arguments)
+        >>> done.matches_profile
+        True
     """
     from hespas.api.checks import validate_capture
 

@@ -122,6 +122,10 @@ def check(
     ``profile`` (``chakra``, ``astra-sim``) adds the rules of such traces. An input that cannot be read
     becomes a violation. Raises ``UsageError`` without a source and ``FormatError`` for a broken
     configuration file.
+
+    Examples:
+        >>> hespas.check("samples/pipeline_2x2", profile="chakra")
+        <CheckReport: samples/pipeline_2x2, valid, 0 violations>
     """
     if isinstance(source, Workload):
         return CheckReport(check_workload(source, profile, options))
@@ -192,6 +196,10 @@ def roundtrip(
     """Convert files, which are read with ``options``, through every pair of ``formats`` (default: all) and
     back, in ``jobs`` processes. Raises ``FormatError`` for unreadable input, ``UsageError`` for unknown
     formats and if no pair can be tried.
+
+    Examples:
+        >>> hespas.roundtrip("samples/mlp.mlir", formats=("op-graph", "chakra"))
+        <RoundTripReport: 1 files, 6 pairs of formats, all losses are reported>
     """
     from hespas.validators.roundtrip import roundtrip as run_roundtrip
 
@@ -270,6 +278,11 @@ def validate_capture(
 
     ``format`` and ``options`` apply to ``graph``. Raises what ``read`` raises, and ``UsageError`` if
     ``graph`` is a profile or the trace has no rank of the program.
+
+    Examples:
+        >>> folder = "samples/rescale/gloo4"
+        >>> hespas.validate_capture(f"{folder}/et.3.json.gz", f"{folder}/kineto.3.json.gz")
+        <CaptureCheckReport: 3 matches the trace (1 rank, 1 run)>
     """
     from hespas.validators.capture import check_capture
 

@@ -261,6 +261,10 @@ def convert(
     With ``hardware``, operations get the times of ``estimator``. ``dims``, ``capture`` and ``recover`` are as
     in ``read``. ``parts`` writes a large job in parts. A PyTorch profile that is converted to ``.json`` is
     copied without damaged events. Raises what ``read`` and ``write`` raise.
+
+    Examples:
+        >>> hespas.convert("samples/mlp.mlir", "mlp.et", hardware="H100-SXM")
+        <Conversion: samples/mlp.mlir, stablehlo -> mlp.et (chakra), 1,574 bytes>
     """
     sink = Diagnostics() if diagnostics is None else diagnostics
     path = str(destination)

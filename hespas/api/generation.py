@@ -241,6 +241,11 @@ def generate(
 
     Raises ``UsageError`` for contradicting settings, ``OutputError`` if nothing can be written. Equal
     settings write equal bytes.
+
+    Examples:
+        >>> step = hespas.llm_step("llama-3-8b", tp=8, seq=4096, global_batch=8)
+        >>> hespas.generate(step, "traces", hardware="H100-SXM")
+        <GenerationResult: Llama-3-8B: 8 ranks in 1 class>
     """
     sink = diagnostics if diagnostics is not None else Diagnostics()
     if hardware:

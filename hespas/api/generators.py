@@ -231,6 +231,11 @@ def llm_step(
     ``model`` is the name of a built-in model or a model file. Settings that change nothing at these degrees
     are reported as warnings. Raises ``UsageError`` for contradicting settings, and for a setting that
     ``phase`` does not read.
+
+    Examples:
+        >>> step = hespas.llm_step("llama-3-8b", tp=8, seq=4096, global_batch=8)
+        >>> step.account().peak_memory_bytes
+        20853760000.0
     """
     from hespas.generators.llm import (
         Layout,
@@ -396,6 +401,10 @@ def vit_step(
 ) -> VisionStep:
     """Return a training step of a vision transformer, ViT-B/16. Raises ``UsageError`` for sizes beyond the
     limits.
+
+    Examples:
+        >>> hespas.generate(hespas.vit_step(dp=8, batch=64))
+        <GenerationResult: vit-b-16-dp8: 8 ranks in 1 class>
     """
     from hespas.generators.vision import VisionStep, vit_b_16
 
@@ -417,6 +426,10 @@ def dit_step(
 ) -> VisionStep:
     """Return a training step of the diffusion transformer DiT-XL/2. Its image is a latent of 32 x 32. Raises
     ``UsageError`` for sizes beyond the limits.
+
+    Examples:
+        >>> hespas.generate(hespas.dit_step(dp=8, batch=64))
+        <GenerationResult: dit-xl-2-dp8: 8 ranks in 1 class>
     """
     from hespas.generators.vision import VisionStep, dit_xl_2
 
@@ -455,6 +468,10 @@ def eager_step(
 ) -> EagerStep:
     """Return a transformer on one device as PyTorch runs it eagerly in float32. Raises ``UsageError`` for an
     unknown model.
+
+    Examples:
+        >>> hespas.generate(hespas.eager_step("gpt2-large", batch=1, seq=128))
+        <GenerationResult: gpt2-large-forward-128-1: 1 rank in 1 class>
     """
     from hespas.generators.eager import EagerStep, eager_model
 
@@ -478,6 +495,10 @@ def dlrm_step(
 ) -> DlrmStep:
     """Return a training step of DLRM with embedding tables sharded over all ranks. Raises ``UsageError`` for
     sizes beyond the limits.
+
+    Examples:
+        >>> hespas.generate(hespas.dlrm_step(ranks=8))
+        <GenerationResult: dlrm-table8: 8 ranks in 1 class>
     """
     from hespas.generators.dlrm import DlrmStep
 
@@ -514,6 +535,10 @@ def collective_benchmark(
 ) -> CollectiveBenchmark:
     """Return collectives and messages of every size, in sequence. Raises ``UsageError`` for unknown
     collectives, sizes or groups.
+
+    Examples:
+        >>> hespas.generate(hespas.collective_benchmark(ranks=8, sizes="1MiB-4MiB"))
+        <GenerationResult: collectives-8: 8 ranks in 1 class>
     """
     from hespas.generators.collectives import CollectiveBenchmark, parse_sizes
 
@@ -550,6 +575,10 @@ def random_job(
 ) -> RandomJob:
     """Return a random valid job, or one with a single violation for tests of validators. Raises
     ``UsageError`` for an unknown violation.
+
+    Examples:
+        >>> hespas.generate(hespas.random_job(ranks=4, nodes=60, seed=7))
+        <GenerationResult: random-7-4x60: 4 ranks in 1 class>
     """
     from hespas.generators.random_dag import RandomJob
 

@@ -62,6 +62,10 @@ def read(
 
     Raises ``FormatError`` for unreadable or malformed input, ``UnsupportedError`` for features that this
     version does not support, ``UsageError`` for an unknown format name.
+
+    Examples:
+        >>> hespas.read("samples/pipeline_2x2").num_ranks
+        4
     """
     source = Path(path)
     chosen = find_format(source, format, workload=workload)
@@ -205,6 +209,11 @@ def write(
     ``check`` is called with the path of the new files before they replace anything; if it raises, the
     destination stays unchanged. Raises ``OutputError`` if the destination exists (without ``overwrite``) or
     cannot be written, ``UnsupportedError`` if the format cannot express the value.
+
+    Examples:
+        >>> workload = hespas.read("samples/mlp.mlir")
+        >>> hespas.write(workload, "mlp.json")  # bytes
+        14365
     """
     destination = Path(path)
     chosen = format_for_output(destination, format, profile=isinstance(value, Profile))

@@ -15,6 +15,11 @@ def list_devices() -> Table:
 
     Rates are dense peaks with float32 accumulators [FLOP/s], as frameworks use them; memory is the main
     memory [bytes/s, bytes]. ``hespas hardware show NAME`` prints all figures of a device and their sources.
+
+    Examples:
+        >>> table = hespas.list_devices().to_pandas()
+        >>> "H100-SXM" in set(table["device"])
+        True
     """
     from hespas.hardware import device_names, load_device, own_names
 
@@ -67,6 +72,10 @@ def list_systems() -> Table:
     """Return one row per system, the user's own systems last: its device, the largest number of devices (NaN:
     no limit), and the dimensions of its network with their bandwidth per device and direction, innermost
     first.
+
+    Examples:
+        >>> "dgx-h100" in set(hespas.list_systems().to_pandas()["system"])
+        True
     """
     from hespas.hardware import load_system, own_names, system_names
 
@@ -95,6 +104,10 @@ def list_systems() -> Table:
 def list_models() -> Table:
     """Return one row per built-in language model: the number of parameters, the number of layers, and the
     source of its configuration.
+
+    Examples:
+        >>> "Llama-3-70B" in set(hespas.list_models().to_pandas()["model"])
+        True
     """
     from hespas.generators.llm import load_model, model_names
     from hespas.generators.llm.model import model_parameters
@@ -115,6 +128,10 @@ def list_models() -> Table:
 def list_estimators() -> Table:
     """Return one row per estimator: whether it is available on this machine, what it is, its version or the
     reason why it is not available, the command that installs it, and its options.
+
+    Examples:
+        >>> "composite" in set(hespas.list_estimators().to_pandas()["estimator"])
+        True
     """
     from hespas.estimators import registry
 
@@ -135,6 +152,10 @@ def list_estimators() -> Table:
 def list_formats() -> Table:
     """Return one row per format: its content, the suffixes of its files, whether it can be read and written,
     and the extra that it needs.
+
+    Examples:
+        >>> "chakra" in set(hespas.list_formats().to_pandas()["format"])
+        True
     """
     from hespas.converters import format_names, load_format
 

@@ -84,7 +84,7 @@ class LeagueReport(Result):
 _LeagueTable = Annotated[
     str | Path,
     Option(
-        "Read runs, one per row, and models.csv in the same folder (docs/league.md).",
+        "Read runs, one per row, and models.csv in the same folder (docs/reference/runs.md).",
         flag="table",
         metavar="FILE.csv",
     ),
@@ -118,9 +118,9 @@ def league(
     progress: Progress | None = None,
     diagnostics: Diagnostics | None = None,
 ) -> LeagueReport:
-    """Predict the step of every row of ``table`` (columns: ``docs/league.md``) from its settings, and compare
-    it with ``step_time_ms``. Models that are not in the package are read from ``models.csv`` in the same
-    folder.
+    """Predict the step of every row of ``table`` from its settings, and compare it with ``step_time_ms``.
+    ``docs/reference/runs.md`` lists the columns. Models that are not in the package are read from
+    ``models.csv`` in the same folder.
 
     ``calibrate`` selects the fit of correction factors. ``none``: no fit. ``one-per-accelerator``: fit to one
     row of each accelerator and source. ``leave-group-out``: for each group (source, model and accelerator),
@@ -131,6 +131,13 @@ def league(
     Raises ``UsageError`` for another mode and for factors of another ``estimator``, ``FormatError`` for a
     malformed table, impossible measured figures and a file without factors. If no row can be predicted, it
     raises ``FormatError`` if a row has an error, else ``UnsupportedError``.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> head = "model,accelerator,num_accelerators,seq_len,global_batch,tp,step_time_ms"
+        >>> size = Path("runs.csv").write_text(f"{head}\\nllama-3-8b,H100-SXM,8,4096,16,8,2000\\n")
+        >>> hespas.league("runs.csv").to_pandas()[["model", "status"]].values.tolist()
+        [['llama-3-8b', 'assumed']]
     """
     from hespas.studies.league.document import evaluate_league, read_factors
     from hespas.studies.league.predict import predicted_rows
@@ -337,6 +344,14 @@ def validate_serving(
 
     Raises ``UsageError`` for another mode, a split without rows and if there is nothing to evaluate,
     ``FormatError`` for a broken table.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> head = "model_path,system,backend,mode,isl,osl,tp_size,batch_size,silicon_ttft_ms,silicon_tpot_ms"
+        >>> row = "meta-llama/Llama-3-8B,h100_sxm,vllm,agg,512,64,1,8,90,9"
+        >>> size = Path("served.csv").write_text(f"{head}\\n{row}\\n")
+        >>> hespas.validate_serving("served.csv").to_pandas()[["model", "status"]].values.tolist()
+        [['Llama-3-8B', 'predicted']]
     """
     from hespas.studies.serving import (
         ServingErrors,

@@ -139,6 +139,10 @@ def sample(names: _Names = (), *, folder: _Folder = Path("samples"), overwrite: 
 
     Other files in the folder stay. Raises ``UsageError`` for an unknown name, ``OutputError`` for a file that
     exists, without ``overwrite``, and for one that cannot be written.
+
+    Examples:
+        >>> hespas.sample()
+        <Samples: 10 samples, 44 files>
     """
     known = {entry.name: entry for entry in catalogue()}
     for name in names:

@@ -535,6 +535,13 @@ def serve(
 
     Raises ``UsageError`` for contradicting settings, ``UnsupportedError`` if the model does not fit into
     memory or has no estimate, ``FormatError`` for a log that cannot be read.
+
+    Examples:
+        >>> from hespas.api import Server
+        >>> server = Server(model="Llama-3-8B", hardware="H100-SXM")
+        >>> done = hespas.serve(server, "poisson:rate=4,prompt=512,output=64,requests=32")
+        >>> len(done.to_pandas())
+        32
     """
     sink = diagnostics if diagnostics is not None else Diagnostics()
     log = requests if isinstance(requests, Requests) else requests_of(requests)

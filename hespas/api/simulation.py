@@ -251,6 +251,11 @@ def simulate(
     for those of ``system`` (:func:`hespas.simulator.astra.simulate_astra`). Raises ``CheckFailedError`` if
     ranks never finish, ``UsageError`` for an unknown name, ``UnsupportedError`` for a profile without device
     events, and what :func:`check_timeline` and :func:`read_profiles` raise for ``timeline`` and ``overlay``.
+
+    Examples:
+        >>> done = hespas.simulate("samples/mlp.mlir", "H100-SXM")
+        >>> f"{done.step_ns:,.0f} ns, {done.interval_ns[0]:,.0f} to {done.interval_ns[1]:,.0f} ns"
+        '18,885 ns, 9,254 to 29,517 ns'
     """
     from hespas.api.simulation_job import AstraRequest, Scheduling, StepJob, TimelineFile
 

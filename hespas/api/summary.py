@@ -280,6 +280,10 @@ def view(
     """Summarise a file, a folder of rank files or a value: ranks, operations, communication, loops.
 
     A path is read as ``format`` (default: sniffed) with ``options``. Raises what ``read`` raises.
+
+    Examples:
+        >>> hespas.view("samples/mlp.mlir")
+        <Summary: samples/mlp.mlir (stablehlo), 1 rank in 1 class, 26 operations>
     """
     sink = diagnostics if diagnostics is not None else Diagnostics()
     if isinstance(source, Workload | Profile):

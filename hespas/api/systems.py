@@ -125,6 +125,10 @@ def load_system(
 
     ``devices`` is the number of devices of a job, or the sizes of the dimensions, innermost first. Raises
     ``UsageError`` for an unknown name or an impossible number of devices, ``FormatError`` for a damaged file.
+
+    Examples:
+        >>> hespas.load_system("dgx-h100", devices=64)
+        <SystemResult: dgx-h100, 8x8 H100-SXM>
     """
     system = read_system(name)
     return SystemResult(

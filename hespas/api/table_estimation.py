@@ -123,6 +123,12 @@ def estimate_table(
     The table has a layout of :mod:`hespas.measurements`, or lists sizes. Its times and devices are ignored.
     Raises ``FormatError`` for another table, ``UsageError`` for an unknown name, ``UnsupportedError`` for an
     estimator of programs only.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> size = Path("sizes.csv").write_text("kind,dtype,m,n,k\\nmatmul,bf16,4096,4096,4096\\n")
+        >>> hespas.estimate_table("sizes.csv", "H100-SXM")
+        <TableEstimates: sizes.csv on H100-SXM by composite, 1 operations, 0.180 ms>
     """
     from hespas.measurements.read import DEFAULT_DTYPE, read_operations
 

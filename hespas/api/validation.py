@@ -220,6 +220,10 @@ def accuracy(
     selects rows of tables. ``max_mape``, ``max_e2e`` and ``min_coverage`` are limits as fractions; the method
     ``exceeded`` of the report checks them. Raises ``UsageError`` for contradicting arguments and if nothing
     can be compared, and the errors of ``read``.
+
+    Examples:
+        >>> hespas.accuracy("samples/ffn_train_rank0of2.pt.trace.json.gz", hardware="H100-SXM")
+        <AccuracyReport: composite on H100-SXM: MAPE 21.4%>
     """
     from hespas.validators.accuracy import Thresholds
 
@@ -456,6 +460,11 @@ def calibrate(
     (None: shapes, if there are enough sizes). ``date`` is written into the file (ISO; empty: today).
     ``memory`` caches finished fits, so that an interrupted run can be resumed. Raises ``UsageError`` if
     nothing can be fitted, and what ``read`` raises.
+
+    Examples:
+        >>> recording = "samples/recorded/train-small.xplane.pb.gz"
+        >>> hespas.calibrate("samples/recorded/recorded-cpu.toml", profiles=recording)
+        <CalibrationReport: recorded-cpu, 3 fits, 0 learned models of calibrated>
     """
     from hespas.hardware import load_device
     from hespas.validators.calibration import calibrate as fit_device
@@ -569,6 +578,10 @@ def suggest_shapes(
     Sizes that the rows of each ``table`` represent are not suggested again. ``kind`` (empty: ``matmul``) and
     ``dtype`` (empty: the fastest of bf16, f16 and f32_full on the device) are kinds and element types of the
     learned models in the package. Raises ``UsageError`` for others, and the errors of ``read``.
+
+    Examples:
+        >>> hespas.suggest_shapes("H100-SXM", 3)
+        <SuggestionReport: H100-SXM, 3 of matmul in bf16>
     """
     from hespas.hardware import load_device
     from hespas.validators.calibration import suggest

@@ -237,7 +237,7 @@ _WHAT_IF = "What if"
 _Grid = Annotated[
     str | Path | Grid,
     Option(
-        "Sweep all combinations of the axes in this file (docs/simulation.md).",
+        "Sweep all combinations of the axes in this file (docs/questions/layout.md).",
         flag="grid",
         metavar="GRID.toml",
         panel=_WHAT_IF,

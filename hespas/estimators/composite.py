@@ -61,14 +61,14 @@ KINDS_BY_MODELS = (
     "quantize",
 )
 """Kinds for which the shipped learned models come before fits: they err less on held-out shapes
-(docs/accuracy.md), for products and attention also in recorded programs.
+(docs/accuracy/index.md), for products and attention also in recorded programs.
 """
 
 _LEARNED_FIRST = ("learned", "calibrated", "roofline")
 _KINDS_OF_LIBRARIES = ("vector", "normalization", "pooling", "gather")
 """Kinds for which learned models come first if an operation names its library: they were fitted on the
 libraries' times, and on held-out shapes they err by less than half as much as the fitted forms
-(docs/accuracy.md).
+(docs/accuracy/index.md).
 """
 _OWN_MODELS, _SHIPPED_MODELS = "learned:shipped=false", "learned:own=false"
 """Learned models of a user's device file, and learned models of the package."""

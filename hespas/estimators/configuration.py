@@ -4,9 +4,9 @@ Every command that predicts the time of a step takes its configuration from here
 choice is the one with the best evidence for that kind of workload:
 
 * training steps of language models: ``training`` on ``composite``, kernels that a host launches one by one,
-  and one share by which kernels are slower during communication (docs/league.md).
+  and one share by which kernels are slower during communication (docs/accuracy/training.md).
 * all others (compiled and captured programs, recorded profiles, steps of serving, operators of PyTorch):
-  ``composite``, and contention by kernel and collective (docs/accuracy.md, docs/serving-accuracy.md).
+  ``composite``, and contention by kernel and collective (docs/accuracy/index.md, docs/accuracy/serving.md).
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ _KINDS: Mapping[StepKind, WorkloadKind] = {"training": "training", "serving": "s
 
 _ISSUE_NS: Mapping[str, float] = {"kernels": 20_000.0, "partial-graphs": 10_000.0, "whole": 0.0}
 """Host time per kernel of eager PyTorch, of passes with partial CUDA graphs, and of whole-step graphs.
-They are round figures, chosen on the development rows of docs/league.md.
+They are round figures, chosen on the development rows of docs/accuracy/training.md.
 """
 _SLOWDOWN: Mapping[str, float] = {"gpu": 0.06}
 """Share by which kernels of a training step are slower during communication, by kind of device: a round
-figure, chosen on the development rows of docs/league.md.
+figure, chosen on the development rows of docs/accuracy/training.md.
 """
 
 

@@ -235,5 +235,5 @@ def _attention_rate(graph: OpGraph, node: int, share: AttentionShare) -> float:
 
 _SHARE_WIDENING = 1.3
 """Factor of the interval of a time by shares: one in ten published steps, which consist of such times, is
-farther off without calibration (docs/league.md).
+farther off without calibration (docs/accuracy/training.md).
 """

@@ -28,13 +28,25 @@ class Bar(Protocol):
 
 
 class ProgressBar:
-    """Progress callback that draws a bar of ``tqdm`` or of a class with its interface::
+    """Progress callback that draws a bar of ``tqdm``, or of a class with its interface.
 
-        from tqdm.auto import tqdm
+    The bar is made at the first call, as ``make(total=total, **settings)``, and closed at the last part. With
+    ``tqdm``: ``hespas.simulate(traces, progress=hespas.ProgressBar(tqdm.auto.tqdm, desc="simulate"))``.
 
-        hespas.simulate(traces, progress=hespas.ProgressBar(tqdm, desc="simulate"))
-
-    The bar is made at the first call, as ``make(total=total, **settings)``, and closed at the last part.
+    Examples:
+        >>> class Printed:
+        ...     n = 0
+        ...     def __init__(self, total):
+        ...         self.total = total
+        ...     def update(self, n):
+        ...         self.n += n
+        ...     def refresh(self): ...
+        ...     def close(self):
+        ...         print(f"{self.n} of {self.total}")
+        >>> progress = hespas.ProgressBar(Printed)
+        >>> progress(1, 2)
+        >>> progress(2, 2)
+        2 of 2
     """
 
     def __init__(self, make: Callable[..., Bar], **settings: object) -> None:

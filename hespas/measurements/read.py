@@ -272,7 +272,7 @@ def _operation_rows(columns: Columns) -> OperationRows:
         "the columns do not match any known table of operations",
         path=str(columns.path),
         position=f"columns {', '.join(sorted(columns.names)[:12])}",
-        hint="name the columns m, n, k, or kind, dtype and the sizes of the kind (docs/user-guide.md)",
+        hint="name the columns m, n, k, or kind, dtype and the sizes of the kind (docs/how-to/calibrate.md)",
     )
 
 

@@ -17,7 +17,7 @@ from hespas.hardware.peaks import peak_for
 from tests.analysis.raw import FIXTURE
 from tests.converters.pytorch.traces import kernel, write_kineto
 
-GUIDE = Path(__file__).parents[2] / "docs" / "profiles.md"
+GUIDE = Path(__file__).parents[2] / "docs" / "questions" / "slow.md"
 STEP_S, RANKS = 3.0e-3, 2
 """The time from the start of the first step of the fixture to that of the second."""
 

@@ -82,7 +82,7 @@ def test_a_users_rule_answers_before_ours(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_the_example_of_the_guide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    guide = (Path(__file__).parents[2] / "docs" / "user-guide.md").read_text("utf-8")
+    guide = (Path(__file__).parents[2] / "docs" / "how-to" / "cost-rules.md").read_text("utf-8")
     text = guide.partition("# costs.toml\n")[2].partition("```")[0]
     rules(tmp_path, text, monkeypatch)
     assert price("mylib::gate_up", [[8, 64], [32, 64]]).cost.flops == 2 * 8 * 32 * 64

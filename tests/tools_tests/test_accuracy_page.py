@@ -42,7 +42,7 @@ def test_the_page_is_made_of_its_figures() -> None:
     if not FIGURES.is_file():
         pytest.skip("no figures have been made: python -m tools.accuracy --tables DIR --profiles DIR")
     again = page.accuracy_pages(read_figures(FIGURES))
-    there = [*page.DOCS.glob("accuracy.md"), *page.DOCS.glob("accuracy/*")]
+    there = [page.DOCS / "index.md", *page.DOCS.glob("tables/*")]
     assert {str(path.relative_to(page.DOCS)) for path in there} == again.keys()
     for name, text in again.items():
         assert (page.DOCS / name).read_text() == text, "run 'python -m tools.accuracy'"
@@ -51,8 +51,8 @@ def test_the_page_is_made_of_its_figures() -> None:
 def test_the_page_says_which_data_and_when() -> None:
     pages = page.accuracy_pages(_figures())
     for words in ("version 1.2.3, made on 2026-01-31", "split `devval`"):
-        assert words in pages["accuracy.md"]
-    assert "Data: measured by someone at abc." in pages["accuracy/gemm.md"]
+        assert words in pages["index.md"]
+    assert "Data: measured by someone at abc." in pages["tables/gemm.md"]
 
 
 def test_devices_left_out_are_those_of_the_cards() -> None:
@@ -64,16 +64,16 @@ def test_devices_left_out_are_those_of_the_cards() -> None:
     pair = next(row for row in rows if len(row.hardware) > 1 and not row.siblings)
     assert f"| {', '.join(pair.hardware)} | no | {pair.n:,} | {pair.mape:.1%} |" in text
     assert left_out_section([]) == ""
-    assert left_out_section(cards.values()) in page.accuracy_pages(_figures())["accuracy/devices-left-out.md"]
+    assert left_out_section(cards.values()) in page.accuracy_pages(_figures())["tables/devices-left-out.md"]
 
 
 def test_means_are_over_devices_and_rows_have_all_figures() -> None:
     pages = page.accuracy_pages(_figures())
     assert (
-        "| [`gemm.parquet`](accuracy/gemm.md) | matmul bf16 | 2 | 30 | 40.0% | 10.0% | 20.0% |"
-        in pages["accuracy.md"]
+        "| [`gemm.parquet`](tables/gemm.md) | matmul bf16 | 2 | 30 | 40.0% | 10.0% | 20.0% |"
+        in pages["index.md"]
     )
-    text = pages["accuracy/gemm.md"]
+    text = pages["tables/gemm.md"]
     first = (
         "| H100-SXM | matmul bf16 | 10 | 2.0% | 20.0% | roofline | all | 50.0% | 25.0% | 100.0% | -50.0% |"
     )

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from tools import api_page, generate, recorded, roundtrip, schemas
+from tools import concepts, generate, recorded, roundtrip, schemas
 from tools.documents import document_command
 
 MAINS: tuple[Callable[[], object], ...] = (
-    api_page.main,
+    concepts.main,
     generate.main,
     recorded.main,
     roundtrip.main,

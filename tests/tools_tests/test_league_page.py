@@ -5,7 +5,7 @@ from __future__ import annotations
 from hespas.studies.league.document import evaluate_league
 from hespas.studies.league.evaluation import CALIBRATIONS
 from hespas.studies.league.rows import LeagueRow, Refusal, StepPrediction
-from tools.league import league_page
+from tools.league import league_pages
 
 
 def _row(number: int, measured_ms: float, predicted_ms: float = 100.0, **cells: str) -> LeagueRow:
@@ -28,7 +28,7 @@ def test_the_page_holds_errors_orders_scaling_and_what_is_missing() -> None:
         _row(2, 125.0, num_accelerators="16", global_batch="16"),
         LeagueRow(3, {"source": "there"}, StepPrediction(refusal=Refusal(message="nobody knows the model"))),
     ]
-    page = league_page([evaluate_league("runs.csv", rows, mode) for mode in CALIBRATIONS])
+    page = league_pages([evaluate_league("runs.csv", rows, mode) for mode in CALIBRATIONS])["training.md"]
     assert "3 of 4 rows are predicted, 0 of them with assumed settings" in page
     assert "| none | 3 | 21.7% | 20.0% | 24.0% | -5.0% | 66.7% |" in page
     assert "| constant MFU, row left out | 3 | 0.0% | 0.0% | 0.0% |" in page
@@ -47,7 +47,7 @@ def test_the_page_says_which_sets_are_lost_and_who_is_faster() -> None:
         _row(2, 110.0, 90.0, tp="4"),
         _row(3, 50.0, 60.0, accelerator="B200-SXM"),
     ]
-    page = league_page([evaluate_league("runs.csv", rows, "none")])
+    page = league_pages([evaluate_league("runs.csv", rows, "none")])["training.md"]
     assert "| none | 1 | 0% | 1 | 0% | -1.00 | 0 |  |" in page
     assert "| none | here | Llama-3.1-405B | H100-SXM | 8 | 3 |" in page
     assert "| none | 1 | 100% |" in page

@@ -225,7 +225,7 @@ def _fault(message: str, key: str, *, number: int, path: str) -> FormatError:
         message,
         path=path,
         position=f"[[op]] {number}, {clipped(key)}",
-        hint="see the example in docs/user-guide.md",
+        hint="see the example in docs/how-to/cost-rules.md",
     )
 
 

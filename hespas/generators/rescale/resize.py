@@ -1,8 +1,8 @@
 """Graph pass that rescales a workload to a mesh of another size.
 
-Changes follow from the rule of each axis (see ``docs/rescaling.md``) or from a second trace. A change that
-neither of them proves raises an error. Recorded durations of unchanged operations are preserved; the others
-become unknown.
+Changes follow from the rule of each axis (see ``docs/how-to/rescale.md``) or from a second trace. A change
+that neither of them proves raises an error. Recorded durations of unchanged operations are preserved; the
+others become unknown.
 """
 
 from __future__ import annotations

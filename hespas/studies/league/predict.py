@@ -187,7 +187,7 @@ def predicted_rows(
         count = "" if len(league) == 1 else f"none of {len(league):,} rows can be predicted: "
         raise error_type(
             f"{count}{first.message}", path=str(table), position=league[0].position,
-            hint=first.hint or "compare the row with the columns in docs/league.md",
+            hint=first.hint or "compare the row with the columns in docs/reference/runs.md",
         )  # fmt: skip
     return league
 

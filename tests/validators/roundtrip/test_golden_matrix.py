@@ -18,7 +18,7 @@ def test_every_pair_keeps_what_the_documents_say() -> None:
     done = roundtrip([ROOT / "fixtures"])
     assert done.valid
     assert json.loads(golden_document(done)) == json.loads(GOLDEN.read_text("utf-8"))
-    assert roundtrip_document(done) == (ROOT / "docs" / "roundtrip.md").read_text("utf-8")
+    assert roundtrip_document(done) == (ROOT / "docs" / "accuracy" / "roundtrip.md").read_text("utf-8")
 
 
 def test_small_programs_lose_nothing_unreported() -> None:
