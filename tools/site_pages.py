@@ -135,9 +135,7 @@ def _command_page(name: str, command: Any, summary: str, rest: Iterable[str]) ->
             panel = panel or ("Arguments" if parameter in arguments else "Options")
             panels.setdefault(panel, []).append(_option_row(command, parameter))
     for panel, rows in panels.items():
-        parts.append(
-            f"## {panel}\n\n| option | effect | default |\n|---|---|---|\n" + "\n".join(rows)
-        )
+        parts.append(f"## {panel}\n\n| option | effect | default |\n|---|---|---|\n" + "\n".join(rows))
         parts.append("")
     if command.epilog:
         parts.append(f"{command.epilog}\n")
