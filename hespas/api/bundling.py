@@ -117,6 +117,11 @@ def bundle(
     (https://perfetto.dev/docs/reference/perfetto-manifest). Offsets are chosen so that ranks end their common
     collectives together; a trace without common collectives starts with the first one. Raises
     ``UnsupportedError`` for other kinds of profiles, ``UsageError`` for fewer than two traces.
+
+    Examples:
+        >>> folder = "samples/rescale/gloo2"
+        >>> hespas.bundle([f"{folder}/kineto.0.json.gz", f"{folder}/kineto.1.json.gz"], "job.zip")
+        <Bundle: 2 traces -> job.zip>
     """
     sink = diagnostics if diagnostics is not None else Diagnostics()
     found = [pair for source in traces for pair in profiles_by_file(source, diagnostics=sink)]
