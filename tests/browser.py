@@ -28,10 +28,11 @@ const fault = (text, elements) => {
 const titled = svg => svg.getAttribute("role") === "img" && svg.querySelector(":scope > title");
 const hasTitle = svg => Boolean(titled(svg) && titled(svg).textContent);
 const target = link => document.getElementById(decodeURIComponent(link.hash.slice(1)).split("/")[0]);
-const isNamed = field => field.innerText.trim() || field.ariaLabel || field.closest("label");
+const text = field => (field.matches("button") ? field.textContent.trim() : "");
+const isNamed = field => text(field) || field.ariaLabel || field.closest("label");
 const ids = all("[id]").map(element => element.id);
 if (all("main").length !== 1) faults.push("not one main");
-fault("svg without a name", all("svg:not(.frame)").filter(svg => !hasTitle(svg)));
+fault("svg without a name", all("svg:not(.frame, .mark)").filter(svg => !hasTitle(svg)));
 fault("th without scope", all("th").filter(cell => !cell.scope));
 fault("link to nothing", all('a[href^="#"]').filter(link => !target(link)));
 fault("control without a name", all("button, input, select").filter(field => !isNamed(field)));

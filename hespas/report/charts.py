@@ -13,7 +13,7 @@ from html import escape
 from importlib.resources import files
 from math import ceil, floor, isfinite, log2, log10
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 
@@ -40,7 +40,7 @@ __all__ = [
     "Series",
     "Sketch",
     "Waterfall",
-    "legend_height",
+    "legend_markup",
 ]
 
 WIDTH = 760
@@ -48,7 +48,7 @@ WIDTH = 760
 Mark = Literal["points", "curve", "line", "steps"]
 TONES = 8
 """Colours of the style sheet for series: ``c0`` to ``c7``."""
-_LEFT, _RIGHT, _BOTTOM = 76, 16, 44
+_LEFT, _RIGHT, _TOP, _BOTTOM = 76, 16, 30.0, 46
 """Margins of a plot for its ticks and titles [SVG units]."""
 _HEIGHT, _LETTER, _LINE = 300, 6.6, 18
 """Height of a plot, mean width of a letter and height of a line of texts [SVG units]."""
@@ -81,6 +81,8 @@ class Chart(ABC):
     title: str
     note: str = ""
     table: str = ""
+    is_dense: ClassVar[bool] = False
+    """True for charts with long labels, which narrow windows scroll and do not shrink."""
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name}: {self.title}>"
@@ -97,7 +99,8 @@ class Chart(ABC):
     def markup(self) -> Markup:
         """Return the chart for a page, which has the style sheet."""
         sketch = self.sketch()
-        return svg(WIDTH, sketch.height, shown(self.title), _with_legend(sketch))
+        style = "drawn dense" if self.is_dense else "drawn"
+        return legend_markup(sketch) + svg(WIDTH, sketch.height, shown(self.title), sketch.parts, style)
 
     def data(self, names: NameTable) -> Mapping[str, Any] | None:
         """Return the values that the script of a page reads for this chart, with rows of ``names`` as texts;
@@ -109,13 +112,15 @@ class Chart(ABC):
         """Return the chart as an SVG document with its own style."""
         sketch = self.sketch()
         style = (files("hespas.report") / "templates" / "charts.css").read_text(encoding="utf-8")
-        top = _LINE + 8
+        legend, lines = _legend(sketch)
+        top = _LINE * (lines + 1) + 8
         return (
             f'<svg xmlns="http://www.w3.org/2000/svg" class="alone" role="img" width="{WIDTH}" '
             f'height="{sketch.height + top:.0f}" viewBox="0 {-top} {WIDTH} {sketch.height + top:.0f}">'
             f"<title>{escape(shown(self.title))}</title><style>{style}</style>"
             f'<rect class="ground" y="{-top}" width="100%" height="100%"/>'
-            f"{svg_text(8, -8, shown(self.title), 'start')}{''.join(_with_legend(sketch))}</svg>"
+            f"{svg_text(8, 14 - top, shown(self.title), 'start')}"
+            f'<g transform="translate(0 {_LINE - top})">{legend}</g>{"".join(sketch.parts)}</svg>'
         )
 
     def _repr_svg_(self) -> str:
@@ -132,34 +137,38 @@ class Chart(ABC):
         write_atomically(Path(path), fill, overwrite=overwrite, directory=False)
 
 
-def _with_legend(sketch: Sketch) -> Iterator[str]:
-    """Yield the elements of a drawing, with its legend in the lines that :func:`legend_height` reserves."""
-    x, y = 8.0, 13.0
+def _mark(style: str, x: float, y: float) -> str:
+    """Return the mark of a legend for a style; ``y`` is its lower edge."""
+    if style.startswith("dot"):
+        return _point(x + 7, y - 5, int(style[-1]), "")
+    if style.startswith("line"):
+        return f'<path class="{style}" d="M{x:.1f} {y - 5:.1f}h16"/>'
+    return f'<rect class="{style}" x="{x + 2:.1f}" y="{y - 10:.1f}" width="11" height="10"/>'
+
+
+def _legend(sketch: Sketch) -> tuple[str, int]:
+    """Return the legend of an SVG document, and the number of its lines."""
+    x, lines, parts = 8.0, min(len(sketch.styles), 1), list[str]()
     for style, text in sketch.styles.items():
         label = shown(text, 48)
-        width = 30 + _LETTER * len(label)
-        if x > 8 and x + width > WIDTH:
-            x, y = 8.0, y + _LINE
-        if style.startswith("dot"):
-            yield _point(x + 5, y - 4, int(style[-1]), "")
-        elif style.startswith("line"):
-            yield f'<path class="{style}" d="M{x - 2:.1f} {y - 4:.1f}h16"/>'
-        else:
-            yield f'<rect class="{style}" x="{x:.1f}" y="{y - 9:.1f}" width="11" height="10"/>'
-        yield svg_text(x + 18, y, label, "start")
-        x += width
-    yield from sketch.parts
-
-
-def legend_height(labels: Sequence[str]) -> float:
-    """Return the height that the legend needs at the top of a drawing; 0 without labels."""
-    x, lines = 8.0, 1 if labels else 0
-    for text in labels:
-        width = 30 + _LETTER * min(len(text), 48)
+        width = 32 + _LETTER * len(label)
         if x > 8 and x + width > WIDTH:
             x, lines = 8.0, lines + 1
+        y = lines * _LINE - 4.0
+        parts += [_mark(style, x, y), svg_text(x + 20, y, label, "start")]
         x += width
-    return lines * _LINE + (8 if lines else 4)
+    return "".join(parts), lines
+
+
+def legend_markup(sketch: Sketch) -> Markup:
+    """Return the legend of a chart on a page, whose lines break like text."""
+    from markupsafe import Markup
+
+    mark = '<span class="key"><svg class="mark" aria-hidden="true" viewBox="0 0 18 12">{}</svg>{}</span>'
+    keys = "".join(
+        mark.format(_mark(style, 0, 11), escape(shown(text))) for style, text in sketch.styles.items()
+    )
+    return Markup(f'<p class="legend">{keys}</p>' if keys else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +232,7 @@ class Scale:
             return [2.0**power for power in powers if power % ceil(len(powers) / 8) == 0]
         first, last = ceil(log10(self.low)), floor(log10(self.high))
         decades = last - first + 1
-        factors = (1, 2, 5) if decades <= 2 else (1,)
+        factors = {0: (1, 2, 5), 1: (1, 2, 5), 2: (1, 3)}.get(decades, (1,))
         every = max(ceil(decades / most), 1)
         values = [factor * 10.0**row for row in range(first - 1, last + 1, every) for factor in factors]
         return [value for value in values if self.low <= value <= self.high]
@@ -234,8 +243,8 @@ def _x_axis(scale: Scale, top: float, bottom: float) -> Iterator[str]:
     for value in scale.ticks():
         x = scale.at(value)
         yield f'<line class="axis" x1="{x:.1f}" x2="{x:.1f}" y1="{top:.1f}" y2="{bottom:.1f}"/>'
-        yield svg_text(x, bottom + 15, scale.axis.text(value), attributes=' class="note"')
-    yield svg_text((scale.start + scale.end) / 2, bottom + 34, scale.axis.title, attributes=' class="note"')
+        yield svg_text(x, bottom + 17, scale.axis.text(value), attributes=' class="note"')
+    yield svg_text((scale.start + scale.end) / 2, bottom + 39, scale.axis.title, attributes=' class="note"')
 
 
 def _y_axis(scale: Scale, left: float, right: float) -> Iterator[str]:
@@ -244,9 +253,7 @@ def _y_axis(scale: Scale, left: float, right: float) -> Iterator[str]:
         y = scale.at(value)
         yield f'<line class="axis" x1="{left:.1f}" x2="{right:.1f}" y1="{y:.1f}" y2="{y:.1f}"/>'
         yield svg_text(left - 6, y + 4, scale.axis.text(value), "end", ' class="note"')
-    middle = (scale.start + scale.end) / 2
-    rotated = f' class="note" transform="rotate(-90 11 {middle:.1f})"'
-    yield svg_text(11, middle, scale.axis.title, attributes=rotated)
+    yield svg_text(8, 14, scale.axis.title, "start", ' class="note"')
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -279,8 +286,7 @@ class Plot(Chart):
             f"dot c{tone}" if part.mark == "points" else f"line l{tone}": part.label
             for part, tone in zip(self.series, tones, strict=True)
         }
-        top = legend_height(list(styles.values()))
-        bottom = top + _HEIGHT
+        top, bottom = _TOP, _TOP + _HEIGHT
         xs = np.concatenate([np.asarray(part.x, np.float64) for part in self.series] or [np.empty(0)])
         ys = np.concatenate([np.asarray(part.y, np.float64) for part in self.series] or [np.empty(0)])
         across = Scale.over(self.x, xs, _LEFT, WIDTH - _RIGHT)
@@ -335,8 +341,7 @@ class AreaChart(Chart):
         rows = highest_rows(np.sum(list(self.layers.values()), axis=0), _MOST_POINTS)
         moments = self.moments[rows] - self.moments[0]
         total = np.zeros(len(rows))
-        top = legend_height(list(self.layers))
-        bottom = top + _HEIGHT
+        top, bottom = _TOP, _TOP + _HEIGHT
         most = float(np.sum([layer[rows] for layer in self.layers.values()], axis=0).max(initial=0.0))
         across = Scale(self.x, 0.0, float(moments[-1]) or 1.0, _LEFT, WIDTH - _RIGHT)
         # the limit is drawn if the layers come near it
@@ -376,6 +381,7 @@ class Waterfall(Chart):
     changes: Mapping[str, float]
     axis: Axis
     labels: tuple[str, str] = ("before", "after")
+    is_dense: ClassVar[bool] = True
     rest: str = "all others"
 
     def steps(self) -> list[tuple[str, float]]:
@@ -399,7 +405,7 @@ class Waterfall(Chart):
         styles = (
             {"c1": "longer", "c0": "shorter"} if self.axis.kind == "time" else {"c1": "more", "c0": "less"}
         )
-        top = legend_height(list(styles.values()))
+        top = 4.0
         bottom = top + _ROW * (len(steps) + 2) + 4
         parts = [*_x_axis(across, top, bottom)]
         rows = [
@@ -435,16 +441,17 @@ class HeatMap(Chart):
     row_title: str = ""
     column_title: str = ""
     best: bool = False
+    is_dense: ClassVar[bool] = True
 
     def sketch(self) -> Sketch:
         """Return the elements of the drawing."""
-        longest = max((len(shown(label, 24)) for label in self.rows), default=0)
-        left = 28 + _LETTER * longest
+        longest = max(len(shown(label, 24)) for label in (*self.rows, self.row_title))
+        left = 14 + _LETTER * longest
         width = min((WIDTH - _RIGHT - left) / max(len(self.columns), 1), 110)
         height = min(max(width * 0.6, 400 / max(len(self.rows), 1), 5), 30)
         if len(self.columns) > 12:
             height = width
-        top = 48.0
+        top = 38.0
         known = self.values[np.isfinite(self.values)]
         low, high = (float(known.min()), float(known.max())) if len(known) else (0.0, 1.0)
         low = min(low, 0.0) if high > 3 * low else low
@@ -453,9 +460,9 @@ class HeatMap(Chart):
         labels = [shown(label, most) for label in self.columns]
         every_column = max(ceil(max(map(len, labels), default=1) * _LETTER / width), 1)
         parts = [
-            svg_text(8, 13, shown(self.axis.title, 60), "start", ' class="note"'),
+            svg_text(left - 5, top - 6, shown(self.row_title, 24), "end", ' class="note"'),
             svg_text(
-                left + width * len(self.columns) / 2, 26, shown(self.column_title), attributes=' class="note"'
+                left + width * len(self.columns) / 2, 13, shown(self.column_title), attributes=' class="note"'
             ),
         ]
         parts += (
@@ -487,9 +494,6 @@ class HeatMap(Chart):
                         svg_text(left + (column + 0.5) * width, y + height / 2 + 4, texts[row][column])
                     )
         bottom = top + height * len(self.rows)
-        middle = (top + bottom) / 2
-        rotated = f' class="note" transform="rotate(-90 11 {middle:.1f})"'
-        parts.append(svg_text(11, middle, shown(self.row_title), attributes=rotated))
         return Sketch(bottom + 10, parts)
 
 
@@ -508,8 +512,7 @@ class Histogram(Chart):
     def sketch(self) -> Sketch:
         """Return the elements of the drawing."""
         styles = {f"c{tone % TONES}": label for tone, label in enumerate(self.heights)}
-        top = legend_height(list(styles.values()))
-        bottom = top + _HEIGHT
+        top, bottom = _TOP, _TOP + _HEIGHT
         total = np.sum(list(self.heights.values()), axis=0)
         across = Scale(self.x, float(self.edges[0]), float(self.edges[-1]), _LEFT, WIDTH - _RIGHT)
         up = Scale.over(self.y, total, bottom, top)

@@ -127,11 +127,13 @@ def curves(drawn: Sequence[Curve], most: int = 4) -> Markup:
     return _markup(parts)
 
 
-def svg(width: float, height: float, label: str, parts: Iterable[str]) -> Markup:
-    """Return an SVG drawing; ``parts`` are elements with escaped texts."""
+def svg(width: float, height: float, label: str, parts: Iterable[str], style: str = "drawn dense") -> Markup:
+    """Return an SVG drawing; ``parts`` are elements with escaped texts. ``style`` are classes of the style
+    sheet: narrow windows scroll drawings that are ``dense``, and shrink the others.
+    """
     return _markup(
         [
-            f'<div class="drawn" tabindex="0" role="group" aria-label="{escape(label)}">',
+            f'<div class="{style}" tabindex="0" role="group" aria-label="{escape(label)}">',
             f'<svg viewBox="0 0 {width:.0f} {height:.0f}" style="max-width:{width * 1.25:.0f}px" role="img">',
             f"<title>{escape(label)}</title>",
             *parts,

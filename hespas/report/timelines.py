@@ -6,15 +6,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from math import isfinite
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 from zlib import crc32
 
 import numpy as np
 
 from hespas.graph.columns import BoolArray, FloatArray
 from hespas.graph.timeline import Intervals
-from hespas.report.charts import TONES, WIDTH, Axis, Chart, Scale, Sketch, legend_height
-from hespas.report.drawings import svg_text
+from hespas.report.charts import TONES, WIDTH, Axis, Chart, Scale, Sketch, legend_markup
+from hespas.report.drawings import svg, svg_text
 from hespas.report.texts import NameTable, counted, shown, time_text
 
 if TYPE_CHECKING:
@@ -50,6 +50,7 @@ class TimelineChart(Chart):
     """Spans of streams over time. Pages can zoom it to a single span."""
 
     lanes: Sequence[Lane]
+    is_dense: ClassVar[bool] = True
 
     @property
     def start_ns(self) -> float:
@@ -77,8 +78,10 @@ class TimelineChart(Chart):
         """Return the chart for a page. Its script draws the spans on a canvas, also above this drawing."""
         from markupsafe import Markup
 
-        box = Markup('<div class="timeline" data-title="{}">{}</div>')
-        return box.format(self.title, Chart.markup(self))
+        sketch = self.sketch()
+        drawing = svg(WIDTH, sketch.height, shown(self.title), sketch.parts, "drawn dense")
+        box = Markup('{}<div class="timeline" data-title="{}">{}</div>')
+        return box.format(legend_markup(sketch), self.title, drawing)
 
     def data(self, names: NameTable) -> Mapping[str, Any]:
         """Return the spans for the script of a page: times in ``unit_ns`` as gap before and length of each
@@ -121,7 +124,7 @@ class TimelineChart(Chart):
                 styles[f"span {style}"] = word
             if any((mask & critical).any() for mask, critical in masks):
                 styles[f"span critical {style}"] = f"{word}, on the critical path"
-        top = legend_height(list(styles.values())) + 4
+        top = 6.0
         bottom = top + _LANE * len(self.lanes)
         parts: list[str] = []
         for value in across.ticks():

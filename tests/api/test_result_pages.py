@@ -74,6 +74,10 @@ RESULTS: dict[str, tuple[Callable[[], Result], set[str]]] = {
         {"timeline", "flame-graph", "roofline", "bus-bandwidth", "communication-matrix", "memory-0"},
     ),
     "compare": (accuracy_difference, {"errors"}),
+    "roundtrip": (
+        lambda: hespas.roundtrip(FIXTURES / "stablehlo" / "mlp.mlir", formats=["op-graph", "stablehlo"]),
+        set(),
+    ),
     "check": (lambda: hespas.check(FIXTURES / "chakra" / "pipeline_2x2", profile="astra-sim"), set()),
 }
 """Command -> its result, and the names of its charts."""

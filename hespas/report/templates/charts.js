@@ -55,9 +55,13 @@
     box.classList.add("live");
     const paper = canvas.getContext("2d");
     const longest = Math.max(...lanes.map(each => each.label.length));
-    const gutter = () => Math.min(longest * 6.6 + 10, 170, view.clientWidth * 0.26);
-    const scale = () => (view.clientWidth - gutter() - 4) / (to - from);
-    const at = moment => gutter() + (moment - from) * scale();
+    let width = 0, gutter = 0, scale = 1;  // of the last drawing: reading them from the page is slow
+    const measure = () => {
+      width = view.clientWidth;
+      gutter = Math.min(longest * 6.6 + 10, 170, width * 0.26);
+      scale = (width - gutter - 4) / (to - from);
+    };
+    const at = moment => gutter + (moment - from) * scale;
     const firstOf = each => {
       let low = 0, high = each.reach.length;
       while (low < high) { const middle = (low + high) >> 1; if (each.reach[middle] < from) low = middle + 1; else high = middle; }
@@ -68,7 +72,7 @@
       return words.length <= most ? words : most > 2 ? `${words.slice(0, most - 1)}…` : "";
     };
     const ticks = () => {
-      const step = (to - from) / Math.max(2, Math.floor((view.clientWidth - gutter()) / 110));
+      const step = (to - from) / Math.max(2, Math.floor((width - gutter) / 110));
       const size = 10 ** Math.floor(Math.log10(step));
       const every = [1, 2, 5, 10].map(factor => factor * size).find(value => value >= step);
       const digits = Math.max(4, Math.ceil(Math.log10(to / every)) + 1);
@@ -76,30 +80,37 @@
         paper.fillStyle = colours.line;
         paper.fillRect(at(value), TOP - 4, 1, lanes.length * LANE + 4);
         paper.fillStyle = colours.faint;
-        paper.textAlign = at(value) > view.clientWidth - 40 ? "right" : "center";
+        paper.textAlign = at(value) > width - 40 ? "right" : "center";
         paper.fillText(timeText(value * unit, digits), at(value), TOP - 9);
       }
     };
     const paint = (each, y, isCritical) => {
-      const right = view.clientWidth, left = gutter();
-      let painted = -1;
-      for (let span = firstOf(each); span < each.starts.length && each.starts[span] <= to; span += 1) {
-        if (each.critical[span] !== isCritical) continue;
-        const x = Math.max(at(each.starts[span]), left), end = Math.min(Math.max(at(each.ends[span]), x + LEAST), right);
-        if (end <= painted || end <= left) continue;
-        painted = end;
-        paper.globalAlpha = isCritical ? 1 : 0.5;
-        const style = chart.styles[each.styles.length > 1 ? each.styles[span] : each.styles[0]];
-        paper.fillStyle = colours[style];
+      const { starts, ends, critical } = each;
+      let painted = -Infinity, style = "";  // the moment up to which the lane is painted
+      paper.globalAlpha = isCritical ? 1 : 0.5;
+      for (let span = firstOf(each); span < starts.length && starts[span] <= to; span += 1) {
+        if (ends[span] <= painted || critical[span] !== isCritical) continue;
+        const x = Math.max(at(starts[span]), gutter), end = Math.min(Math.max(at(ends[span]), x + LEAST), width);
+        if (end <= gutter) continue;
+        painted = from + (end - gutter) / scale;
+        const wanted = chart.styles[each.styles.length > 1 ? each.styles[span] : each.styles[0]];
+        if (wanted !== style) paper.fillStyle = colours[style = wanted];
         paper.fillRect(x, y + 2, end - x, LANE - 5);
-        paper.globalAlpha = 1;
-        if (isCritical) { paper.fillStyle = colours.ink; paper.fillRect(x, y + LANE - 4, end - x, 2); }
         const words = end - x > 26 ? clipped(data.texts[each.codes[span]], end - x - 6) : "";
-        if (words) { paper.fillStyle = isCritical && style !== "host" ? colours.ground : colours.ink; paper.textAlign = "left"; paper.fillText(words, x + 3, y + 14); }
+        if (words) {
+          paper.globalAlpha = 1;
+          paper.fillStyle = isCritical && style !== "host" ? colours.ground : colours.ink;
+          paper.fillText(words, x + 3, y + 14);
+          paper.globalAlpha = isCritical ? 1 : 0.5;
+          style = "";
+        }
+        if (isCritical) { paper.fillStyle = colours.ink; paper.fillRect(x, y + LANE - 4, end - x, 2); style = ""; }
       }
+      paper.globalAlpha = 1;
     };
     const draw = () => {
-      const width = view.clientWidth, height = TOP + lanes.length * LANE + 2, ratio = devicePixelRatio || 1;
+      measure();
+      const height = TOP + lanes.length * LANE + 2, ratio = devicePixelRatio || 1;
       if (!width) return;
       canvas.width = Math.round(width * ratio);
       canvas.height = Math.round(height * ratio);
@@ -111,16 +122,17 @@
         const y = TOP + number * LANE;
         paper.fillStyle = number === lane ? colours.ink : colours.faint;
         paper.textAlign = "left";
-        const most = Math.floor((gutter() - 6) / 6.4), label = each.label;
+        const most = Math.floor((gutter - 6) / 6.4), label = each.label;
         paper.fillText(label.length <= most ? label : `${label.slice(0, most - 5)}…${label.slice(-4)}`, 2, y + 14);
+        paper.textAlign = "left";
         paint(each, y, 0);
         paint(each, y, 1);
       });
       if (row >= 0) {
-        const each = lanes[lane], x = Math.max(at(each.starts[row]), gutter()), end = Math.min(Math.max(at(each.ends[row]), x + 2), width);
+        const each = lanes[lane], x = Math.max(at(each.starts[row]), gutter), end = Math.min(Math.max(at(each.ends[row]), x + 2), width);
         paper.strokeStyle = colours.ink;
         paper.lineWidth = 2;
-        if (end >= gutter() && x <= width) paper.strokeRect(x, TOP + lane * LANE + 1, end - x, LANE - 3);
+        if (end >= gutter && x <= width) paper.strokeRect(x, TOP + lane * LANE + 1, end - x, LANE - 3);
       }
     };
     let waiting = 0;
@@ -141,14 +153,14 @@
       const each = lanes[lane], start = each.starts[row], end = each.ends[row];
       const path = each.critical[row] ? ", on the critical path" : "";
       status.textContent = `${each.label}: ${text(lane, row)}, ${timeText((end - start) * unit)} from ${timeText(start * unit, 7)}${path}`;
-      if (isSeen && (start < from || end > to || (end - start) * scale() < 3)) { const margin = Math.max((end - start) * 4, 20); show(start - margin, end + margin); }
+      if (isSeen && (start < from || end > to || (end - start) * scale < 3)) { const margin = Math.max((end - start) * 4, 20); show(start - margin, end + margin); }
       redraw();
     };
     const spanAt = event => {
       const bounds = canvas.getBoundingClientRect();
-      const number = Math.floor((event.clientY - bounds.top - TOP) / LANE), moment = from + (event.clientX - bounds.left - gutter()) / scale();
+      const number = Math.floor((event.clientY - bounds.top - TOP) / LANE), moment = from + (event.clientX - bounds.left - gutter) / scale;
       if (!lanes[number]) return null;
-      const each = lanes[number], slack = 2 / scale();
+      const each = lanes[number], slack = 2 / scale;
       let best = -1;
       for (let span = firstOf(each); span < each.starts.length && each.starts[span] <= moment + slack; span += 1) if (each.ends[span] >= moment - slack && (best < 0 || each.ends[span] >= moment)) best = span;
       return [number, best];
@@ -186,7 +198,7 @@
     canvas.addEventListener("pointerdown", event => { grip = { x: event.clientX, from, to, isMoved: false }; canvas.setPointerCapture(event.pointerId); });
     canvas.addEventListener("pointermove", event => {
       if (!grip) { const under = spanAt(event); canvas.title = under && under[1] >= 0 ? `${text(...under)}: ${timeText((lanes[under[0]].ends[under[1]] - lanes[under[0]].starts[under[1]]) * unit)}` : ""; return; }
-      const moved = (grip.x - event.clientX) / scale();
+      const moved = (grip.x - event.clientX) / scale;
       if (Math.abs(event.clientX - grip.x) > 3) grip.isMoved = true;
       if (grip.isMoved) show(grip.from + moved, grip.to + moved);
     });
@@ -195,7 +207,7 @@
     canvas.addEventListener("wheel", event => {
       if (!event.ctrlKey && !event.metaKey && Math.abs(event.deltaX) <= Math.abs(event.deltaY)) return;
       event.preventDefault();
-      if (event.ctrlKey || event.metaKey) zoom(Math.exp(event.deltaY / 250), from + (event.clientX - canvas.getBoundingClientRect().left - gutter()) / scale());
+      if (event.ctrlKey || event.metaKey) zoom(Math.exp(event.deltaY / 250), from + (event.clientX - canvas.getBoundingClientRect().left - gutter) / scale);
       else move(event.deltaX / 800);
     }, { passive: false });
     const keys = {
