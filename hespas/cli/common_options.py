@@ -73,7 +73,8 @@ _MaxInputBytes = Annotated[
         max=10**18 - 1,
         callback=_raise_input_limits,
         expose_value=False,
-        help="Accept inputs up to N bytes: raises the limits of size, memory and time (docs/reference/limits.md).",
+        help="Accept inputs up to N bytes: raises the limits of size, memory and time "
+        "(docs/reference/limits.md).",
         rich_help_panel=INPUT,
     ),
 ]
