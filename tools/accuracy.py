@@ -68,6 +68,20 @@ Errors are relative to the measurement, (predicted - measured) / measured. Colum
 - The fits that ship use all profiles, so the errors of shipped fits on profiles show the quality of the fit
   and not of the extrapolation.
 
+## Blind or not
+
+| figures | rows that are compared | blind |
+| --- | --- | --- |
+| tables of operations, on this page | split `devval` | yes: no fit used their sizes |
+| `learned` on devices and families that were left out | all of the device | yes |
+| profiles, calibrated on others | the model is in no fit | yes |
+| profiles, shipped fits | the same profiles | no: the fits use them |
+| [training runs](training.md) | published rows | no: some constants were chosen with them |
+| the same, `leave-group-out` | groups left out | the correction is, those constants are not |
+| [servers](serving.md) | split `devval` | the fits are: they use other rows |
+
+[Round trips](roundtrip.md) shows what conversions lose.
+
 Each table of measurements has its own page with every device and class: follow the names in the tables
 below. Two more pages have the [profiles](tables/profiles.md) and the
 [devices left out](tables/devices-left-out.md) of the fits of learned models.

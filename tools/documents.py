@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import csv
+import io
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
-__all__ = ["ROOT", "document_command"]
+__all__ = ["ROOT", "csv_text", "document_command"]
 
 ROOT = Path(__file__).parents[1]
 
@@ -37,3 +39,12 @@ def document_command(
         shown = path.relative_to(ROOT) if path.is_relative_to(ROOT) else path
         sys.stdout.write(f"{shown}: {outcome}\n")
     return int(is_check and stale > 0)
+
+
+def csv_text(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a table as CSV, for details that a page links."""
+    stream = io.StringIO()
+    writer = csv.writer(stream, lineterminator="\n")
+    writer.writerow(titles)
+    writer.writerows(rows)
+    return stream.getvalue()

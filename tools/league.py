@@ -19,7 +19,7 @@ from hespas.fitting.effects import COMPONENTS
 from hespas.studies.league.document import League
 from hespas.studies.league.evaluation import CALIBRATIONS, SHARED
 from hespas.studies.league.summaries import NOISE_FLOOR, RowGroupErrors
-from tools.documents import ROOT
+from tools.documents import ROOT, csv_text
 from tools.published_settings import prepared_table
 
 __all__ = ["league_pages", "main"]
@@ -93,15 +93,8 @@ round. It is null for tables without such submissions.
 """
 
 
-_MODELS = """# Training runs by model
-
-Errors of [predicted training runs](training.md) for each model. Made by `python -m tools.league`; do not
-edit.
-"""
-
-
 def league_pages(leagues: Sequence[League]) -> Mapping[str, str]:
-    """Return the pages of one table with all calibrations, by file name: the summary, and errors by model."""
+    """Return the page of one table with all calibrations, and a CSV of errors by model, by file name."""
     first = leagues[0]
     predicted = sum(row.status != "refused" for row in first.rows)
     assumed = sum(row.status == "assumed" for row in first.rows)
@@ -130,7 +123,7 @@ def league_pages(leagues: Sequence[League]) -> Mapping[str, str]:
     heads = ("calibration", "rows", "mean", "median", "P90", "bias", "90 % intervals hold")
     for by in ("source", "accelerator", "precision", "scale", "status"):
         text += [f"### By {by}\n", _table((by, *heads), _by(leagues, by))]
-    text.append("Errors [by model](training-models.md) are on a page of their own.\n")
+    text.append("[training-models.csv](training-models.csv) has the errors by model.\n")
     text += [
         "## Ranking of layouts\n",
         _LAYOUTS,
@@ -155,10 +148,9 @@ def league_pages(leagues: Sequence[League]) -> Mapping[str, str]:
         "## Not predicted\n",
         _table(("rows", "reason"), _refused(first)),
     ]
-    models = [_MODELS, _table(("model", *heads), _by(leagues, "model"))]
     return {
         "training.md": "\n".join(text).rstrip() + "\n",
-        "training-models.md": "\n".join(models).rstrip() + "\n",
+        "training-models.csv": csv_text(("model", *heads), _by(leagues, "model")),
     }
 
 

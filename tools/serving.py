@@ -1,4 +1,4 @@
-"""Errors of predicted times of servers: ``docs/accuracy/serving.md`` and ``serving-models.md``.
+"""Errors of predicted times of servers: ``docs/accuracy/serving.md`` and ``serving.csv``.
 
 ``python -m tools.serving RUNS RECORDED_RUNS RECORDED_REQUESTS`` takes the tables of ``hespas-validate
 serving``. The repository does not contain these tables.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from hespas.studies.serving import (
@@ -21,7 +22,7 @@ from hespas.studies.serving import (
     read_rows,
     replay_runs,
 )
-from tools.documents import ROOT
+from tools.documents import ROOT, csv_text
 
 __all__ = ["main", "pages"]
 
@@ -39,17 +40,12 @@ from both times and the number of clients. Fits use the rows of the split `calib
 of `devval`. Errors are the absolute values of predicted / measured - 1. For comparison, naive predictions
 use a constant fraction of the memory bandwidth (TPOT) and of the peak FLOP/s (TTFT): the median of the
 engine. [Serving-engine overhead](../how-to/serve.md#serving-engine-overhead) describes the calibrations.
-Errors [by model](serving-models.md) are on a page of their own.
+[serving.csv](serving.csv) has these errors and others by source, engine and model for every calibration.
 
 Most runs come from InferenceMAX, a public benchmark. Its scripts state the launch settings, and the
 simulation uses them: maximum tokens of a step, maximum sequences, cache memory, SGLang's
 scheduler-recv-interval, TensorRT-LLM's batch_wait_timeout_iters, speculative tokens and CUDA graphs. The
 rows `others` are aiconfigurator's own runs with unknown settings.
-"""
-_MODELS = """# Servers by model
-
-Errors of [predicted servers](serving.md) for each device, engine, model and precision. Made by
-`python -m tools.serving`; do not edit.
 """
 _TARGETS = {"ttft": 0.14, "tpot": 0.08, "tokens_per_s": 0.06}
 _TARGET = """
@@ -60,6 +56,7 @@ if one run of each *deployment* (device, framework, release, model, precision) i
 *stack* is a device, an engine, and for mixtures of experts the format of the experts. The calibrations differ
 in the runs that they use:
 
+- `none` uses none.
 - `one-per-deployment` uses that one run alone.
 - `stack-and-one` uses it together with all runs of its stack. The weight of the run depends on how well one
   run predicts other runs of the stack's deployments.
@@ -90,10 +87,10 @@ Rows that are not predicted:
 
 | rows | reason |
 |---|---|"""
-_TABLE = (
-    "\n| runs | metric | n | median | mean | P90 | bias | in 90 % | naive median | naive mean |\n|"
-    + "---|" * 10
-)
+_COLUMNS = (
+    "calibration", "by", "runs", "metric", "n", "median", "mean", "P90", "bias", "in 90 %", "naive median",
+    "naive mean",
+)  # fmt: skip
 _RECORDED = """
 ## Recorded runs
 
@@ -109,7 +106,7 @@ parentheses includes the simulations for the calibration.
 
 
 def pages(calibrations: list[ServingErrors], replays: list[RunReplay]) -> dict[str, str]:
-    """Return the pages by file name: the summary, and errors by model."""
+    """Return the page and a CSV of all errors by file name."""
     rows = calibrations[0].rows
     predicted = sum(each.status == "predicted" for each in rows)
     target = _TARGET.format(**_TARGETS, predicted=predicted, wanted=len(rows))
@@ -120,11 +117,6 @@ def pages(calibrations: list[ServingErrors], replays: list[RunReplay]) -> dict[s
         _MISSES,
         *_refused(calibrations[0]),
     ]
-    models = [_MODELS]
-    for errors in calibrations:
-        parts += _calibration_part(errors, by_model=False)
-        if errors.calibrate in {"none", "stack-and-one", "stack-and-deployment"}:
-            models += _calibration_part(errors, by_model=True)
     parts.append(_RECORDED)
     parts += [
         f"| {each.trace} | {'yes' if each.calibrated else 'no'} | {each.requests} | {each.ttft_error:+.1%} | "
@@ -132,22 +124,24 @@ def pages(calibrations: list[ServingErrors], replays: list[RunReplay]) -> dict[s
         f"{each.tokens_per_s_error:+.1%} | {_faster(each)} |"
         for each in replays
     ]
-    return {"serving.md": "\n".join(parts) + "\n", "serving-models.md": "\n".join(models) + "\n"}
+    return {"serving.md": "\n".join(parts) + "\n", "serving.csv": csv_text(_COLUMNS, _rows(calibrations))}
 
 
-def _calibration_part(errors: ServingErrors, *, by_model: bool) -> list[str]:
-    """Return the heading and the table of a calibration: the rows of models, or all other rows."""
-    return [
-        f"\n## Calibration: {errors.calibrate}\n{_TABLE}",
-        *(
-            f"| {each.value} | {each.metric} | {each.n} | {_percent(each.median_ape)} | "
-            f"{_percent(each.mean_ape)} | {_percent(each.p90_ape)} | {each.bias:+.1%} | "
-            f"{_percent(each.interval_coverage)} | {_percent(each.baseline_median_ape)} | "
-            f"{_percent(each.baseline_mean_ape)} |"
-            for each in errors.summaries()
-            if (each.by == "model") == by_model
-        ),
-    ]
+def _rows(calibrations: list[ServingErrors]) -> Iterator[Sequence[str]]:
+    """Yield the errors of each calibration over all runs, and by source, engine, and model and precision."""
+    for errors in calibrations:
+        for each in errors.summaries():
+            yield (
+                errors.calibrate,
+                each.by,
+                each.value,
+                each.metric,
+                f"{each.n}",
+                *map(_percent, (each.median_ape, each.mean_ape, each.p90_ape)),
+                f"{each.bias:+.1%}",
+                _percent(each.interval_coverage),
+                *map(_percent, (each.baseline_median_ape, each.baseline_mean_ape)),
+            )
 
 
 def _faster(each: RunReplay) -> str:
@@ -161,9 +155,11 @@ def _faster(each: RunReplay) -> str:
 
 def _against_targets(calibrations: list[ServingErrors]) -> list[str]:
     """Return a row for all runs and a row for each source."""
-    found: list[str] = []
+    naive = {each.metric: each for each in calibrations[0].summaries() if each.by == "all"}
+    medians = [_percent(naive[name].baseline_median_ape) for name in _TARGETS]
+    found = [f"| (naive) | all | {naive['ttft'].n} | {' | '.join(medians)} | - |"]
     for errors in calibrations:
-        if errors.calibrate in {"none", "one-per-stack"}:
+        if errors.calibrate == "one-per-stack":
             continue
         summaries = [each for each in errors.summaries() if each.by in {"all", "source"}]
         for value in dict.fromkeys(each.value for each in summaries):
@@ -191,7 +187,7 @@ def _percent(value: float) -> str:
 
 
 def main() -> int:
-    """Write the pages; return 2 without the tables."""
+    """Write page and CSV; return 2 without the tables."""
     if len(sys.argv) != 4:
         sys.stderr.write(__doc__ or "")
         return 2

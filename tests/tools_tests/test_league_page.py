@@ -28,7 +28,9 @@ def test_the_page_holds_errors_orders_scaling_and_what_is_missing() -> None:
         _row(2, 125.0, num_accelerators="16", global_batch="16"),
         LeagueRow(3, {"source": "there"}, StepPrediction(refusal=Refusal(message="nobody knows the model"))),
     ]
-    page = league_pages([evaluate_league("runs.csv", rows, mode) for mode in CALIBRATIONS])["training.md"]
+    pages = league_pages([evaluate_league("runs.csv", rows, mode) for mode in CALIBRATIONS])
+    page = pages["training.md"]
+    assert "Llama-3.1-405B,none,3,21.7%,20.0%,24.0%,-5.0%,66.7%" in pages["training-models.csv"]
     assert "3 of 4 rows are predicted, 0 of them with assumed settings" in page
     assert "| none | 3 | 21.7% | 20.0% | 24.0% | -5.0% | 66.7% |" in page
     assert "| constant MFU, row left out | 3 | 0.0% | 0.0% | 0.0% |" in page
