@@ -211,8 +211,14 @@ def bandwidth_chart(table: RowTable[Any]) -> Plot | None:
     )
 
 
-def idle_chart(table: RowTable[IdleLengthRow]) -> Histogram | None:
-    """Return the idle time of devices by the length of its gaps and by cause; None without gaps."""
+def idle_chart(
+    table: RowTable[IdleLengthRow],
+    section: str = "idle",
+    note: str = "Gaps in which no stream of the device runs, on all ranks together.",
+) -> Histogram | None:
+    """Return the idle time by the length of its gaps and by cause; None without gaps. ``section`` is the
+    table of which pages show it.
+    """
     if not len(table):
         return None
     first, last = max(float(table["from_ns"].min()), 1.0), float(table["to_ns"].max())
@@ -228,8 +234,8 @@ def idle_chart(table: RowTable[IdleLengthRow]) -> Histogram | None:
     return Histogram(
         name="idle-histogram",
         title="Idle time by length of the gap",
-        table="idle",
-        note="Gaps in which no stream of the device runs, on all ranks together.",
+        table=section,
+        note=note,
         edges=edges,
         heights=heights,
         x=Axis("length of the gap", "time", is_log=True),

@@ -38,6 +38,7 @@ __all__ = [
     "QueuePointRow",
     "QueueRow",
     "breakdown",
+    "gap_lengths",
     "gaps_before",
     "idle",
     "idle_lengths",
@@ -209,8 +210,8 @@ class GapRow(AnalysisRow, frozen=True, kw_only=True):
 
 
 class IdleLengthRow(AnalysisRow, frozen=True, kw_only=True):
-    """Gaps of one cause with a length from ``from_ns`` to ``to_ns``, in which no stream of a device runs, on
-    all ranks together.
+    """Gaps of one cause with a length from ``from_ns`` to ``to_ns``, on all ranks together. In a gap of a
+    recording, no stream of the device runs; in a gap of a simulated step, nothing computes.
     """
 
     cause: str
@@ -220,27 +221,39 @@ class IdleLengthRow(AnalysisRow, frozen=True, kw_only=True):
     total_ns: Figure
 
 
-def idle_lengths(recordings: Sequence[Recording]) -> RowTable[IdleLengthRow]:
-    """Return the distribution of the lengths of gaps by cause. O(events log events)."""
+def gap_lengths(
+    causes: Sequence[str], cause: IntArray, length_ns: FloatArray, weight: FloatArray
+) -> RowTable[IdleLengthRow]:
+    """Return the distribution of the lengths of gaps by cause; ``cause`` are indices in ``causes``, and
+    ``weight`` are the numbers of ranks with the gap.
+    """
     edges = np.array([digit * 10.0**power for power in range(13) for digit in (1, 2, 5)])
     edges[0] = 0.0
-    count = np.zeros((len(IdleCause), len(edges)), np.int64)
-    total = np.zeros((len(IdleCause), len(edges)))
+    count, total = np.zeros((2, len(causes), len(edges)))
+    bin_of = np.searchsorted(edges, length_ns, side="right") - 1
+    np.add.at(count, (cause, bin_of), weight)
+    np.add.at(total, (cause, bin_of), length_ns * weight)
+    rows, bins = np.nonzero(count)
+    return table_of(
+        IdleLengthRow,
+        cause=[causes[code] for code in rows.tolist()],
+        from_ns=edges[bins],
+        to_ns=np.append(edges[1:], 1e13)[bins],
+        count=np.rint(count[rows, bins]).astype(np.int64),
+        total_ns=total[rows, bins],
+    )
+
+
+def idle_lengths(recordings: Sequence[Recording]) -> RowTable[IdleLengthRow]:
+    """Return the distribution of the lengths of gaps by cause. O(events log events)."""
+    lengths, causes = [np.empty(0)], [np.empty(0, np.int64)]
     for recording in recordings:
         by_end = np.argsort(recording.end_ns, kind="stable")
         _, length, cause = _gaps(recording, np.arange(len(recording)), by_end)
-        bin_of = np.searchsorted(edges, length, side="right") - 1
-        np.add.at(count, (cause, bin_of), 1)
-        np.add.at(total, (cause, bin_of), length)
-    causes, bins = np.nonzero(count)
-    return table_of(
-        IdleLengthRow,
-        cause=[_CAUSE_LABELS[code] for code in causes.tolist()],
-        from_ns=edges[bins],
-        to_ns=np.append(edges[1:], 1e13)[bins],
-        count=count[causes, bins],
-        total_ns=total[causes, bins],
-    )
+        lengths.append(length)
+        causes.append(cause)
+    length_ns = np.concatenate(lengths)
+    return gap_lengths(_CAUSE_LABELS, np.concatenate(causes), length_ns, np.ones(len(length_ns)))
 
 
 def idle(recordings: Sequence[Recording]) -> RowTable[IdleRow]:

@@ -160,6 +160,12 @@ SIMULATED = (
     ),
     AnalysisSection("critical_path", "Critical path", "Operations that determine the length of the step."),
     AnalysisSection(
+        "idle_lengths",
+        "Idle time by length of the gap",
+        "Times in which a rank computes nothing. The cause is the work that covers most of the gap; waiting: "
+        "none does.",
+    ),
+    AnalysisSection(
         "across",
         "Critical path across ranks",
         "Each segment starts when the previous one allows it, by a message or a collective.",

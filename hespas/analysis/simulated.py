@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from hespas.analysis.charts import bandwidth_chart, present, roofline_chart, tree_chart
-from hespas.analysis.device_use import ALL_STEPS
+from hespas.analysis.charts import bandwidth_chart, idle_chart, present, roofline_chart, tree_chart
+from hespas.analysis.device_use import ALL_STEPS, IdleLengthRow, gap_lengths
 from hespas.analysis.simulated_communication import (
     AxisRow,
     CollectiveSizeRow,
@@ -25,7 +25,7 @@ from hespas.analysis.spans import MAX_RANKS, SimulatedSpans, SpanColumns, SpanRo
 from hespas.analysis.table import AnalysisRow, RowTable, rate_of, table_from_rows, table_of
 from hespas.analysis.traffic import TrafficRow, matrix_of, traffic
 from hespas.files.documents import Count, Figure
-from hespas.graph.columns import FloatArray, IntArray
+from hespas.graph.columns import BoolArray, FloatArray, IntArray
 from hespas.graph.timeline import Intervals
 from hespas.hardware import Device
 from hespas.report.charts import Chart
@@ -178,6 +178,7 @@ class SimulatedStep:
     critical_path: RowTable[CriticalOperationRow]
     across: RowTable[CriticalSegmentRow]
     traffic: RowTable[TrafficRow]
+    idle_lengths: RowTable[IdleLengthRow]
     spans: RowTable[SpanRow]
 
     def tables(self) -> dict[str, RowTable[Any]]:
@@ -195,6 +196,7 @@ class SimulatedStep:
             roofline = roofline_chart(self.operations, device, intensity, dtype)
         return present(
             timeline_of(self.spans),
+            idle_chart(self.idle_lengths, "idle_lengths", _GAP_NOTE),
             tree_chart(self.modules, "total_ns"),
             roofline,
             bandwidth_chart(self.collectives),
@@ -263,6 +265,7 @@ def simulated_step(done: Simulation) -> SimulatedStep:
         critical_path=critical.largest("total_ns"),
         across=_critical_segments(done),
         traffic=traffic(done.workload),
+        idle_lengths=_gap_lengths(spans),
         spans=_drawn_spans(spans, path),
     )
 
@@ -302,6 +305,39 @@ def _breakdown(spans: SimulatedSpans) -> RowTable[SimulatedRankRow]:
 def _share(part: FloatArray, whole: float) -> FloatArray:
     shares: FloatArray = part / whole if whole > 0 else np.full(len(part), np.nan)
     return shares
+
+
+_GAP_NOTE = "Gaps in which a rank computes nothing, on all ranks together."
+_GAP_CAUSES = ("communication", "copy", "host", "waiting")
+"""Work that covers most of a gap between computations; waiting: none."""
+
+
+def _gap_lengths(spans: SimulatedSpans) -> RowTable[IdleLengthRow]:
+    """Return the gaps in which a rank computes nothing, from the start of the step to its end, by length and
+    by the work that covers most of the gap.
+    """
+    timeline = spans.timeline
+    end_of_step = np.array([timeline.step_ns])
+    parts: list[tuple[FloatArray, IntArray, FloatArray]] = []
+    for rank in np.unique(timeline.shown_by[timeline.shown_by >= 0]).tolist():
+        own = timeline.rank == rank
+
+        def ran(*names: str, own: BoolArray = own) -> Intervals:
+            chosen = own & spans.on_resource(*names)
+            # a collective begins to transfer when its last rank has arrived
+            return Intervals.union(
+                timeline.end_ns[chosen] - spans.duration_ns[chosen], timeline.end_ns[chosen]
+            )
+
+        computed = ran("compute")
+        start, end = np.append(0.0, computed.end), np.append(computed.start, end_of_step)
+        start, end = start[end > start], end[end > start]
+        covered = np.stack([ran(name).within_ns(start, end) for name in _GAP_CAUSES[:-1]])
+        cause = np.where(covered.max(axis=0) * 2 >= end - start, covered.argmax(axis=0), len(_GAP_CAUSES) - 1)
+        alike = float((timeline.shown_by == rank).sum())
+        parts.append((end - start, cause.astype(np.int64), np.full(len(start), alike)))
+    length, cause, weight = (np.concatenate(column) for column in zip(*parts, strict=True))
+    return gap_lengths(_GAP_CAUSES, cause, length, weight)
 
 
 def _critical_segments(done: Simulation) -> RowTable[CriticalSegmentRow]:

@@ -129,3 +129,13 @@ def test_trips_that_were_not_run_one_by_one_are_counted() -> None:
     counts = dict(zip(step.classes["op_class"], step.classes["count"], strict=True))
     assert counts == {"contraction": 2, "loop": 999}
     assert step.operations["total_ns"].sum() == done.step_ns == 10_005.0
+
+
+def test_gaps_by_length_are_the_time_without_computation(done: Simulation) -> None:
+    step = simulated_step(done)
+    gaps, ranks = step.idle_lengths, step.breakdown
+    without_ns = float(((ranks["span_ns"] - ranks["compute_ns"]) * ranks["alike"]).sum())
+    assert gaps["total_ns"].sum() == pytest.approx(without_ns, abs=1e-3)
+    assert set(gaps["cause"].tolist()) <= {"communication", "copy", "host", "waiting"}
+    mean = gaps["total_ns"] / gaps["count"]
+    assert ((gaps["from_ns"] <= mean * (1 + 1e-9)) & (mean <= gaps["to_ns"])).all()

@@ -53,7 +53,7 @@ def accuracy_difference() -> Result:
 RESULTS: dict[str, tuple[Callable[[], Result], set[str]]] = {
     "simulate": (
         lambda: hespas.simulate(SHARDED, "H100-SXM", estimator="roofline"),
-        {"timeline", "memory-0", "roofline", "bus-bandwidth", "communication-matrix"},
+        {"timeline", "idle-histogram", "memory-0", "roofline", "bus-bandwidth", "communication-matrix"},
     ),
     "analyze": (
         lambda: hespas.analyze(PROFILE, baseline=PROFILE, hardware="H100-SXM"),
@@ -71,7 +71,8 @@ RESULTS: dict[str, tuple[Callable[[], Result], set[str]]] = {
     ),
     "generate and simulate": (
         lambda: hespas.generate(hespas.llm_step("llama-3-8b", tp=2, dp=2, global_batch=4), system="dgx-h100"),
-        {"timeline", "flame-graph", "roofline", "bus-bandwidth", "communication-matrix", "memory-0"},
+        {"timeline", "idle-histogram", "flame-graph", "roofline", "bus-bandwidth", "memory-0"}
+        | {"communication-matrix"},
     ),
     "compare": (accuracy_difference, {"errors"}),
     "roundtrip": (
