@@ -14,7 +14,7 @@ import numpy as np
 from hespas.converters import ReadOptions, load_format
 from hespas.graph import Diagnostics, GraphBuilder, OpGraph, Profile, Workload
 from hespas.graph.columns import BoolArray, FloatArray, IntArray
-from hespas.graph.errors import HespasError
+from hespas.graph.errors import HespasError, MissingExtraError
 from hespas.validators.accuracy.cases import (
     LEAST_NS,
     CaseMembers,
@@ -127,7 +127,11 @@ def sources_of_attached(profile: Profile, hardware: str, diagnostics: Diagnostic
 
 
 def _attached_programs(profile: Profile, diagnostics: Diagnostics) -> Iterator[tuple[str, Workload]]:
-    """Yield name and program of the compiled modules of a profile that ran in it."""
+    """Yield name and program of the compiled modules of a profile that ran in it.
+
+    A module that cannot be read is skipped with a warning. Raises ``MissingExtraError`` without the bindings
+    that read modules.
+    """
     ran = {profile.strings[row] for row in np.unique(profile.module_id).tolist()}
     read = load_format("hlo").read
     for name, data in profile.attachments.items():
@@ -140,6 +144,8 @@ def _attached_programs(profile: Profile, diagnostics: Diagnostics) -> Iterator[t
             module_diagnostics = Diagnostics()
             try:
                 program = read(path, ReadOptions(), module_diagnostics)
+            except MissingExtraError:
+                raise  # without its program, no operation of the profile has a cost
             except HespasError as error:
                 diagnostics.warning(
                     "accuracy.unreadable-module",

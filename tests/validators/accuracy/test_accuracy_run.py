@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hespas.converters import load_format
 from hespas.graph import Diagnostics, HostOps, OpClass, OpGraph, Profile, Workload
-from hespas.graph.errors import UsageError
-from hespas.validators.accuracy import Accuracy, Thresholds, accuracy, accuracy_json
+from hespas.graph.errors import MissingExtraError, UsageError
+from hespas.validators.accuracy import Accuracy, Thresholds, accuracy, accuracy_json, programs
 from hespas.validators.accuracy.run import busy_ns, span_ns
 from tests.validators.accuracy.small_profiles import Program, Recording
 
@@ -208,6 +209,18 @@ def test_attached_programs_that_ran_are_compared_one_by_one() -> None:
     assert [cases.source for cases in done.cases] == ["recording:jit_f", "recording, no program"]
     assert [len(cases) for cases in done.cases] == [1, 0]
     assert diagnostics.counts()["accuracy.unreadable-module"] == 1
+
+
+def test_programs_of_a_profile_need_the_bindings(monkeypatch: pytest.MonkeyPatch) -> None:
+    def without_bindings(*_: object) -> Workload:
+        raise MissingExtraError("reading a serialised HloModuleProto", "stablehlo")
+
+    hlo = replace(load_format("hlo"), read=without_bindings)
+    monkeypatch.setattr(programs, "load_format", lambda _: hlo)
+    recording = Recording()
+    recording.event("dot.1", 100.0, module="jit_f", run=0)
+    with pytest.raises(MissingExtraError, match="needs the optional 'stablehlo'"):
+        accuracy([recording.build({"hlo/jit_f": b"module"})], H100, ["roofline"])
 
 
 @pytest.mark.parametrize(
