@@ -126,6 +126,11 @@ SECTIONS = (
         "Bandwidths are as defined by nccl-tests; the transfer time is the least over the ranks, without "
         "waiting for late ranks.",
     ),
+    AnalysisSection(
+        "traffic",
+        "Traffic between ranks",
+        "Of the recorded ranks, in collectives whose kind, size and members are recorded.",
+    ),
     AnalysisSection("stragglers", "Stragglers", "On clocks aligned by the ends of collectives."),
     AnalysisSection(
         "collective_instances",

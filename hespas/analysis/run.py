@@ -67,6 +67,7 @@ from hespas.analysis.operations import (
 from hespas.analysis.recording import Recording, recordings_of
 from hespas.analysis.spans import RecordedSpans, timeline_of
 from hespas.analysis.table import RowTable
+from hespas.analysis.traffic import TrafficRow, matrix_of, recorded_traffic
 from hespas.analysis.tree import TreeRow, tree
 from hespas.converters.measured_ops.build import costed_ops
 from hespas.converters.measured_ops.steps import recorded_steps, recording_text, steps_since
@@ -137,6 +138,7 @@ class AnalysisTables:
     collectives: RowTable[MeasuredCollectiveRow]
     collective_instances: RowTable[InstanceRow]
     stragglers: RowTable[StragglerRow]
+    traffic: RowTable[TrafficRow]
     memory: RowTable[MemoryRow]
     memory_points: RowTable[MemoryPointRow]
     difference: RecordingDifference | None = None
@@ -163,6 +165,7 @@ class AnalysisTables:
             roofline,
             tree_chart(self.tree, "device_ns"),
             bandwidth_chart(self.collectives),
+            matrix_of(self.traffic),
             memory_point_charts(self.memory_points),
         )
 
@@ -248,6 +251,7 @@ def analysis_tables(
         collectives=collectives(communication),
         collective_instances=instances(communication),
         stragglers=stragglers(communication),
+        traffic=recorded_traffic(communication),
         memory=memory(profiles),
         memory_points=memory_points(profiles),
     )

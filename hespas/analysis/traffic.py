@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import numpy as np
 
+from hespas.analysis.collectives import MatchedCollectives
 from hespas.analysis.table import AnalysisRow, RowTable, listed, table_of
+from hespas.converters.measured_ops.build import stated_group
 from hespas.files.documents import Figure
 from hespas.graph import CollectiveKind, NodeKind, OpGraph, Workload
 from hespas.graph.columns import FloatArray, IntArray
 from hespas.graph.groups import StridedGroups, member_rows, peers_of
 from hespas.report.charts import Axis, HeatMap
 
-__all__ = ["TrafficRow", "matrix_of", "traffic"]
+__all__ = ["TrafficRow", "matrix_of", "recorded_traffic", "traffic"]
 
 _MOST_BLOCKS = 64
 """Rows and columns of the matrix; with more ranks, a row is a block of consecutive ranks."""
@@ -29,12 +31,14 @@ _PER_MEMBER = {
 """Kinds -> bytes that a rank sends to each other member, times group size / whole buffer."""
 
 
+_OF_WHOLE_BUFFER = {kind.name.lower(): factor for kind, factor in _PER_MEMBER.items()} | {"all_gather": 1.0}
+"""Names of kinds -> bytes that a rank sends to each other member, times group size / whole buffer."""
 _SENDS = (int(NodeKind.SEND), int(NodeKind.PERMUTE))
 
 
 class TrafficRow(AnalysisRow, frozen=True, kw_only=True):
-    """Bytes that the ranks ``source`` send to the ranks ``target`` in one step. With more than 64 ranks in
-    the job, both are blocks of consecutive ranks.
+    """Bytes that the ranks ``source`` send to the ranks ``target`` in a step or a recording. With more than
+    64 ranks in the job, both are blocks of consecutive ranks.
     """
 
     source: str
@@ -66,6 +70,12 @@ def traffic(workload: Workload) -> RowTable[TrafficRow]:
             known = target >= 0
             total = float((size * graph.executions[node]).sum())
             np.add.at(matrix, (block[ranks[known]], block[target[known]]), total)
+    return _traffic_rows(matrix, num_ranks)
+
+
+def _traffic_rows(matrix: FloatArray, num_ranks: int) -> RowTable[TrafficRow]:
+    """Return the cells of a matrix of blocks of ranks that are not 0."""
+    per_block = max(-(-num_ranks // _MOST_BLOCKS), 1)
     source, target = np.nonzero(matrix)
     labels = [
         str(first) if per_block == 1 else f"{first}-{min(first + per_block, num_ranks) - 1}"
@@ -77,6 +87,31 @@ def traffic(workload: Workload) -> RowTable[TrafficRow]:
         target=[labels[row] for row in target.tolist()],
         size_bytes=matrix[source, target],
     )
+
+
+def recorded_traffic(matched: MatchedCollectives) -> RowTable[TrafficRow]:
+    """Return the bytes that the recorded ranks sent in collectives whose members, kind and size are recorded.
+    O(events + distinct groups x members).
+    """
+    sums: dict[tuple[int, str], float] = {}
+    columns = (listed(matched.rank), matched.kind, matched.members, matched.size_bytes.tolist())
+    for rank, kind, members, size_bytes in zip(*columns, strict=True):
+        factor = _OF_WHOLE_BUFFER.get(kind, 0.0)
+        if factor * size_bytes > 0 and members:
+            sums[rank, members] = sums.get((rank, members), 0.0) + factor * size_bytes
+    groups: dict[str, IntArray] = {}
+    for _, text in sums:
+        stated = stated_group(text)
+        groups[text] = np.empty(0, np.int64) if stated is None else stated.members(0)
+    num_ranks = 1 + max((int(group.max()) for group in groups.values() if len(group)), default=-1)
+    per_block = max(-(-num_ranks // _MOST_BLOCKS), 1)
+    blocks = -(-num_ranks // per_block)
+    matrix = np.zeros((blocks, blocks))
+    for (rank, text), whole_bytes in sums.items():
+        group = groups[text]
+        if rank in group:
+            np.add.at(matrix[rank // per_block], group[group != rank] // per_block, whole_bytes / len(group))
+    return _traffic_rows(matrix, num_ranks)
 
 
 def _bytes_per_member(graph: OpGraph, num_ranks: int) -> dict[int, float]:
@@ -132,12 +167,12 @@ def matrix_of(table: RowTable[TrafficRow]) -> HeatMap | None:
         name="communication-matrix",
         title="Communication matrix",
         table="traffic",
-        note="Bytes that a rank sends to another one in a step, by the definition of each collective and not "
-        "by its algorithm. An empty cell: none.",
+        note="Bytes that a rank sends to another one, by the definition of each collective and not by its "
+        "algorithm. An empty cell: none.",
         rows=labels,
         columns=labels,
         values=values,
-        axis=Axis("bytes per step", "bytes"),
+        axis=Axis("bytes", "bytes"),
         row_title="sender",
         column_title="receiver",
     )

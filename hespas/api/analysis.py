@@ -39,6 +39,7 @@ from hespas.analysis.run import (
     world_size_of,
 )
 from hespas.analysis.table import RowTable
+from hespas.analysis.traffic import TrafficRow
 from hespas.analysis.tree import TreeRow
 from hespas.api.arguments import Captures, ModelFlops, ReadingRecording, Tokens, checked, hardware_option
 from hespas.api.documents import Document, Result, findings
@@ -189,6 +190,7 @@ class AnalysisDocument(Document, frozen=True, kw_only=True):
     collectives: list[MeasuredCollectiveRow]
     collective_instances: list[InstanceRow]
     stragglers: list[StragglerRow]
+    traffic: list[TrafficRow]
     memory: list[MemoryRow]
     memory_points: list[MemoryPointRow]
     difference: DifferenceDocument | None
@@ -352,6 +354,7 @@ def analysis_document(done: Analysis) -> AnalysisDocument:
         collectives=tables.collectives.rows(),
         collective_instances=tables.collective_instances.rows(),
         stragglers=tables.stragglers.rows(),
+        traffic=tables.traffic.rows(),
         memory=tables.memory.rows(),
         memory_points=tables.memory_points.rows(),
         difference=compared,

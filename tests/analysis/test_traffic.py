@@ -11,6 +11,7 @@ import hespas
 from hespas.analysis.traffic import matrix_of, traffic
 from hespas.graph import CollectiveKind, GraphBuilder, NodeKind, OpClass, Workload
 from hespas.graph.groups import ExplicitGroups, Permutation, StridedGroups
+from tests.converters.pytorch.traces import Json, kernel, write_kineto
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
 
@@ -76,3 +77,31 @@ def test_a_rank_sends_the_bytes_of_the_bus_bandwidth() -> None:
     factor = sizes["bus_gbytes_per_s"] / sizes["algorithm_gbytes_per_s"]
     bus_bytes = float((sizes["size_bytes"] * sizes["count"] * factor).sum())
     assert done.tables_by_name()["traffic"]["size_bytes"].sum() == pytest.approx(bus_bytes)
+
+
+def collective(name: str, ranks: list[int], elements: int, start_us: float) -> Json:
+    facts: Json = {
+        "Collective name": name, "In msg nelems": elements, "Out msg nelems": elements, "dtype": "Float",
+        "Group size": len(ranks), "Process Group Name": str(ranks), "Process Group Ranks": str(ranks),
+    }  # fmt: skip
+    return kernel("ncclDevKernel_Generic", start_us, 10, int(start_us), facts, stream=20)
+
+
+def test_recorded_ranks_send_the_bytes_of_the_bus_bandwidth(tmp_path: Path) -> None:
+    traces = [
+        write_kineto(
+            tmp_path / f"rank{rank}.json",
+            [
+                collective("allreduce", [0, 1, 2, 3], 3000, 100.0 * rank),
+                collective("all_to_allv", [0, 2], 1000, 100.0 * rank + 50),
+            ],
+            distributedInfo={"rank": rank, "world_size": 4},
+        )
+        for rank in (0, 2)
+    ]
+    tables = hespas.analyze(traces).tables
+    rows = {(row.source, row.target): row.size_bytes for row in tables.traffic.rows()}
+    reduced = 2 * 3000 * 4 / 4  # two parts of a buffer of 3,000 numbers of 4 bytes, to each of 3 ranks
+    assert rows[("0", "1")] == rows[("0", "3")] == rows[("2", "1")] == reduced
+    assert rows[("0", "2")] == rows[("2", "0")] == reduced + 1000 * 4 / 2
+    assert {source for source, _ in rows} == {"0", "2"}

@@ -57,7 +57,8 @@ RESULTS: dict[str, tuple[Callable[[], Result], set[str]]] = {
     ),
     "analyze": (
         lambda: hespas.analyze(PROFILE, baseline=PROFILE, hardware="H100-SXM"),
-        {"waterfall", "timeline", "idle-histogram", "roofline", "flame-graph", "bus-bandwidth"},
+        {"waterfall", "timeline", "idle-histogram", "roofline", "flame-graph", "bus-bandwidth"}
+        | {"communication-matrix"},
     ),
     "grid": (grid, {"heat-map", "pareto"}),
     "compare runs": (difference, {"waterfall"}),
