@@ -19,7 +19,15 @@ from mkdocs.structure.files import File, Files
 
 from hespas.cli import convert, main, validate
 
-__all__ = ["command_pages", "on_config", "on_files", "on_page_markdown", "root_pages", "schema_page"]
+__all__ = [
+    "command_pages",
+    "on_config",
+    "on_files",
+    "on_page_content",
+    "on_page_markdown",
+    "root_pages",
+    "schema_page",
+]
 
 ROOT = Path(__file__).parents[1]
 _ROOT_PAGES = {
@@ -29,10 +37,9 @@ _ROOT_PAGES = {
 }
 """Documents of the root -> their pages."""
 _COMMANDS = "reference/commands"
-_SCHEMAS = ROOT / "hespas" / "schemas"
 _SCHEMAS_INTRODUCTION = """
 `--json FILE` of a command writes one of these documents; `to_json()` of a result in Python returns it. Each
-has a JSON schema in `hespas/schemas`, which lists the nested objects too. Names have units: `duration_ns`,
+has a JSON schema, which lists the nested objects too. Names have units: `duration_ns`,
 `bytes_read`, `flops`. An unknown number is `null`.
 """
 _NEEDS = re.compile(r"^(```console) \w+$", re.MULTILINE)
@@ -55,12 +62,19 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the pages to the files of the site."""
     for uri, text in (command_pages() | root_pages() | {"reference/json.md": schema_page()}).items():
         files.append(File.generated(config, uri, content=text))
+    for path in _schemas():
+        files.append(File.generated(config, f"reference/{path.name}", abs_src_path=str(path)))
     return files
 
 
 def on_page_markdown(markdown: str, **_: object) -> str:
     """Remove the package that a fence of commands needs (``console jax``), which Markdown cannot parse."""
     return _NEEDS.sub(r"\1", markdown)
+
+
+def on_page_content(html: str, **_: object) -> str:
+    """Declare the cells of table heads as heads of columns, for screen readers."""
+    return re.sub(r"<th(?= |>)", '<th scope="col"', html)
 
 
 def root_pages() -> dict[str, str]:
@@ -167,20 +181,26 @@ def _cell(text: str) -> str:
     return " ".join(text.split()).replace("``", "`").replace("|", "\\|")
 
 
+def _schemas() -> list[Path]:
+    return sorted((ROOT / "hespas" / "schemas").glob("*.schema.json"))
+
+
 def schema_page() -> str:
     """Return the page of the JSON documents: the keys of each, with types, from its schema."""
     parts = [
         "# JSON documents\n",
         _SCHEMAS_INTRODUCTION,
     ]
-    for path in sorted(_SCHEMAS.glob("*.schema.json")):
+    for path in _schemas():
         schema: dict[str, Any] = json.loads(path.read_text("utf-8"))
         name = path.name.removesuffix(".schema.json")
         rows = [
             f"| `{key}` | {_type_text(value)} | {_cell(value.get('description', ''))} |"
             for key, value in schema.get("properties", {}).items()
         ]
-        parts.append(f"## {name}\n\n{_cell(schema.get('title', name))}. Schema: `{path.name}`.\n")
+        parts.append(
+            f"## {name}\n\n{_cell(schema.get('title', name))}. Schema: [{path.name}]({path.name}).\n"
+        )
         parts.append("| key | type | content |\n|---|---|---|\n" + "\n".join(rows) + "\n")
     return "\n".join(parts)
 

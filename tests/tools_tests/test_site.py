@@ -49,6 +49,7 @@ def test_pages_have_a_main_part_and_named_pictures(site: Path) -> None:
         text = page.read_text("utf-8")
         assert "<main" in text, page
         assert all("alt=" in image for image in re.findall(r"<img[^>]*>", text)), page
+        assert "<th>" not in text, page  # heads of columns state their scope
     for name in ("op-graph", "rank-class", "estimate", "exposed"):
         text = (site / "concepts" / f"{name}.html").read_text("utf-8")
         assert f'<title id="{name}-title">' in text
@@ -93,7 +94,7 @@ def test_every_option_is_on_the_page_of_its_command(program: str, app: typer.Typ
 def test_every_schema_is_on_the_page() -> None:
     page = schema_page()
     for path in (ROOT / "hespas" / "schemas").glob("*.schema.json"):
-        assert f"`{path.name}`" in page
+        assert f"]({path.name})" in page
 
 
 def _anchors(text: str) -> set[str]:
