@@ -26,8 +26,9 @@ from typing import Any
 
 import numpy as np
 
+from hespas.converters.chakra.expansion import encoded
 from hespas.converters.chakra.wire import AttributeColumns, ByteRows, EtColumns, IoColumns
-from hespas.converters.chakra.wire.codec import read_columns, write_columns
+from hespas.converters.chakra.wire.codec import read_columns
 from hespas.converters.chakra.writer import write_chakra
 from hespas.converters.format import WriteOptions
 from hespas.graph import (
@@ -48,18 +49,25 @@ _WRITE_TARGET, _READ_TARGET, _MEMORY_TARGET_MB, _COPY_TARGET = 5.0, 3.0, 300.0, 
 _RANKS = 1024
 
 
-def synthetic(nodes: int) -> EtColumns:
-    """A trace of compute nodes and, every tenth, all-reduces; two dependencies and three attributes each."""
-    chance = np.random.default_rng(1)
-    index = np.arange(nodes, dtype=np.uint64)
+_PART = 4096
+"""Nodes that are encoded at once, as the writer does."""
+
+
+def synthetic(nodes: range) -> EtColumns:
+    """Some nodes of a trace of compute nodes and, every tenth, all-reduces; two dependencies and three
+    attributes each.
+    """
+    chance = np.random.default_rng(1 + nodes.start)
+    number = np.arange(nodes.start, nodes.stop)
+    index = number.astype(np.uint64)
     collective = index % 10 == 0
-    counts = np.minimum(np.arange(nodes), 2)
-    offsets = np.zeros(nodes + 1, np.int64)
+    counts = np.minimum(number, 2)
+    offsets = np.zeros(len(nodes) + 1, np.int64)
     np.cumsum(counts, out=offsets[1:])
     # Node i needs nodes i-1 and i-2, as far as they exist.
     place = np.arange(int(offsets[-1]), dtype=np.int64) - np.repeat(offsets[:-1], counts)
-    deps = (np.repeat(np.arange(nodes), counts) - 1 - place).astype(np.uint64)
-    key = np.tile(np.array([0, 1, 2], np.int32), nodes)
+    deps = (np.repeat(number, counts) - 1 - place).astype(np.uint64)
+    key = np.tile(np.array([0, 1, 2], np.int32), len(nodes))
     key[np.repeat(collective, 3) & (key > 0)] += 2
     fields = np.array(
         [
@@ -71,27 +79,25 @@ def synthetic(nodes: int) -> EtColumns:
         ],
         np.uint8,
     )
-    bits = chance.integers(0, 1 << 24, 3 * nodes).astype(np.uint64)
+    bits = chance.integers(0, 1 << 24, 3 * len(nodes)).astype(np.uint64)
     bits[(key == 0) | (key == 3)] = 0
-    distinct = ByteRows.from_text(f"layer{i % 97}/op_{i % 1000}" for i in range(97_000))
-    names = distinct.take(np.arange(nodes) % len(distinct))
     return EtColumns(
         version="0.0.4",
         metadata=AttributeColumns.empty(1),
         id=index,
-        name=names,
+        name=ByteRows.from_text(f"layer{i % 97}/op_{i % 1000}" for i in nodes),
         type=np.where(collective, NodeType.COMM_COLL, NodeType.COMP).astype(np.int32),
-        ctrl_offsets=np.zeros(nodes + 1, np.int64),
+        ctrl_offsets=np.zeros(len(nodes) + 1, np.int64),
         ctrl_deps=np.empty(0, np.uint64),
         data_offsets=offsets,
         data_deps=deps,
-        start_micros=np.zeros(nodes, np.uint64),
-        duration_micros=chance.integers(1, 5000, nodes).astype(np.uint64),
+        start_micros=np.zeros(len(nodes), np.uint64),
+        duration_micros=chance.integers(1, 5000, len(nodes)).astype(np.uint64),
         inputs=IoColumns.empty(),
         outputs=IoColumns.empty(),
         attrs=AttributeColumns(
             ("is_cpu_op", "num_ops", "tensor_size", "comm_type", "comm_size"),
-            np.arange(nodes + 1, dtype=np.int64) * 3,
+            np.arange(len(nodes) + 1, dtype=np.int64) * 3,
             key,
             fields[key],
             bits,
@@ -99,8 +105,20 @@ def synthetic(nodes: int) -> EtColumns:
             np.empty(0, np.int64),
             ByteRows.blank(0),
         ),
-        position=np.zeros(nodes, np.int64),
+        position=np.zeros(len(nodes), np.int64),
     )
+
+
+def parts_of(nodes: int) -> list[EtColumns]:
+    """The whole synthetic trace in parts."""
+    return [synthetic(range(first, min(first + _PART, nodes))) for first in range(0, nodes, _PART)]
+
+
+def write_with_hespas(parts: list[EtColumns], path: Path) -> None:
+    """Write the parts as the writer does."""
+    with path.open("wb") as stream:
+        for piece in encoded(parts):
+            stream.write(piece.data)
 
 
 def _varint(value: int) -> bytes:
@@ -111,32 +129,33 @@ def _varint(value: int) -> bytes:
     return bytes([*out, value])
 
 
-def write_with_library(columns: EtColumns, path: Path) -> None:
+def write_with_library(parts: list[EtColumns], path: Path) -> None:
     """One message object per node, as the library's users do."""
     messages = reference_messages()
     members = {27: "bool_val", 9: "int64_val", 13: "uint64_val"}
-    keys, fields, bits = columns.attrs.key.tolist(), columns.attrs.field.tolist(), columns.attrs.bits.tolist()
-    names = columns.attrs.keys
     with path.open("wb") as stream:
-        head = messages.metadata(version=columns.version).SerializeToString()
+        head = messages.metadata(version=parts[0].version).SerializeToString()
         stream.write(_varint(len(head)) + head)
-        bounds: list[int] = columns.data_offsets.tolist()
-        deps: list[int] = columns.data_deps.tolist()
-        rows = zip(
-            columns.id.tolist(),
-            columns.name,
-            columns.type.tolist(),
-            columns.duration_micros.tolist(),
-            strict=True,
-        )
-        for place, (node_id, name, kind, duration) in enumerate(rows):
-            node = messages.node(id=node_id, name=name.decode(), type=kind, duration_micros=duration)
-            node.data_deps.extend(deps[bounds[place] : bounds[place + 1]])
-            for row in range(3 * place, 3 * place + 3):
-                attribute = node.attr.add(name=names[keys[row]])
-                setattr(attribute, members[fields[row]], bits[row])
-            body = node.SerializeToString()
-            stream.write(_varint(len(body)) + body)
+        for columns in parts:
+            attrs = columns.attrs
+            keys, fields, bits = attrs.key.tolist(), attrs.field.tolist(), attrs.bits.tolist()
+            bounds: list[int] = columns.data_offsets.tolist()
+            deps: list[int] = columns.data_deps.tolist()
+            rows = zip(
+                columns.id.tolist(),
+                columns.name,
+                columns.type.tolist(),
+                columns.duration_micros.tolist(),
+                strict=True,
+            )
+            for place, (node_id, name, kind, duration) in enumerate(rows):
+                node = messages.node(id=node_id, name=name.decode(), type=kind, duration_micros=duration)
+                node.data_deps.extend(deps[bounds[place] : bounds[place + 1]])
+                for row in range(3 * place, 3 * place + 3):
+                    attribute = node.attr.add(name=attrs.keys[keys[row]])
+                    setattr(attribute, members[fields[row]], bits[row])
+                body = node.SerializeToString()
+                stream.write(_varint(len(body)) + body)
 
 
 def read_with_library(path: Path) -> int:
@@ -231,11 +250,11 @@ def _timed(action: Callable[[], object]) -> float:
 def _side(name: str, folder: Path, nodes: int) -> dict[str, float]:
     """Run one side in this process."""
     if name == "write-hespas":
-        columns = synthetic(nodes)
-        seconds = _timed(lambda: write_columns(columns, folder / "hespas.et"))
+        parts = parts_of(nodes)
+        seconds = _timed(lambda: write_with_hespas(parts, folder / "hespas.et"))
     elif name == "write-protobuf":
-        columns = synthetic(nodes)
-        seconds = _timed(lambda: write_with_library(columns, folder / "protobuf.et"))
+        parts = parts_of(nodes)
+        seconds = _timed(lambda: write_with_library(parts, folder / "protobuf.et"))
     elif name == "read-hespas":
         seconds = _timed(lambda: read_columns(folder / "hespas.et", Diagnostics()))
     else:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hespas.converters.chakra.contract import INTEGER_FIELDS
+from hespas.converters.chakra.contract import ATTRIBUTES, INTEGER_BOUNDS, IS_INTEGER
 from hespas.converters.chakra.wire import (
     SLACK,
     AttributeColumns,
@@ -39,17 +39,6 @@ _VERBATIM = 1 << 20
 _NEVER = 1 << 40
 """Order of attributes that a layout does not name, after all that it names."""
 
-_BOUNDS: dict[int, tuple[int, int]] = {
-    AttributeField.INT32: (-(1 << 31), (1 << 31) - 1),
-    AttributeField.SINT32: (-(1 << 31), (1 << 31) - 1),
-    AttributeField.SFIXED32: (-(1 << 31), (1 << 31) - 1),
-    AttributeField.UINT32: (0, (1 << 32) - 1),
-    AttributeField.FIXED32: (0, (1 << 32) - 1),
-    AttributeField.UINT64: (0, (1 << 63) - 1),
-    AttributeField.FIXED64: (0, (1 << 63) - 1),
-    AttributeField.BOOL: (0, 1),
-}
-
 
 class Strings(NamedTuple):
     """Copy of a graph's string table in a padded buffer, from which many strings are copied at once."""
@@ -74,7 +63,7 @@ class Strings(NamedTuple):
 
 class Assembled(NamedTuple):
     """Attributes in file order. ``slot`` has one entry per attribute row. It is the number of the
-    rank-dependent variable (see :class:`.from_graph.RankVariables`) whose value the row holds, or -1 if the
+    rank-dependent variable (see :data:`.from_graph.RankVariables`) whose value the row holds, or -1 if the
     value is the same on all ranks.
     """
 
@@ -126,7 +115,7 @@ class Assembly:
         self._size = 0
 
     def buffer(self, data: bytes | memoryview[int]) -> int:
-        """Append bytes to the text buffers. Return their offset, for use as ``start`` of :meth:`texts`."""
+        """Append bytes to the text buffers. Return their offset in the buffers."""
         start = self._size
         self._buffers.append(np.frombuffer(data, np.uint8))
         self._size += len(self._buffers[-1])
@@ -139,20 +128,21 @@ class Assembly:
     def integers(
         self,
         name: str,
-        kind: AttributeField,
         node: Longs,
         value: Longs,
         *,
+        kind: AttributeField | None = None,
         slot: Longs | None = None,
         optional: Bools | None = None,
         implied: Bools | None = None,
     ) -> None:
-        """Add an integer attribute for several nodes: node ``node[i]`` gets ``value[i]``. A layout is the
-        list of a node's attributes in the trace that was read (see :class:`Layouts`). Rows marked in
+        """Add an integer attribute for several nodes: node ``node[i]`` gets ``value[i]``, by default with the
+        type of the contract. A layout is the list of a node's attributes in the trace that was read (see
+        :class:`Layouts`). Rows marked in
         ``optional`` are written only if the node has a layout with the attribute. Rows marked in ``implied``
         are omitted if the node has a layout without the attribute.
         """
-        part = self._part(name, kind, node, slot)
+        part = self._part(name, kind or ATTRIBUTES[name], node, slot)
         no = part.optional
         self._parts.append(
             part._replace(
@@ -163,19 +153,14 @@ class Assembly:
         )
 
     def texts(
-        self,
-        name: str,
-        kind: AttributeField,
-        node: Longs,
-        start: Longs,
-        length: Longs,
-        *,
-        slot: Longs | None = None,
+        self, name: str, node: Longs, rows: ByteRows, which: Longs, *, slot: Longs | None = None
     ) -> None:
-        """Add a string attribute. The text of ``node[i]`` has ``length[i]`` bytes from offset ``start[i]`` of
-        the buffers.
+        """Add a string or list attribute with few distinct values: node ``node[i]`` gets the bytes
+        ``rows[which[i]]``.
         """
-        self._parts.append(self._part(name, kind, node, slot)._replace(start=start, length=length))
+        start = rows.offsets[which] + self.buffer(rows.data.data)
+        part = self._part(name, ATTRIBUTES[name], node, slot)
+        self._parts.append(part._replace(start=start, length=rows.lengths[which]))
 
     def _part(self, name: str, kind: AttributeField, node: Longs, slot: Longs | None) -> _AttributeRows:
         """Return rows with the value 0 for the attribute ``name`` of the given nodes."""
@@ -280,13 +265,13 @@ def _apply(layouts: Layouts, whole: _AttributeRows, names: dict[str, int], nodes
         own = whole.generated[rows]
         whole.order[rows] = np.where(named, order, _NEVER + whole.order[rows])
         value = whole.bits[rows].view(np.int64)
-        fits = (whole.length[rows] < 0) & np.isin(kind, [int(member) for member in INTEGER_FIELDS])
-        for kind_number, (low, high) in _BOUNDS.items():
+        integer = IS_INTEGER[kind]
+        fits = (whole.length[rows] < 0) & integer
+        for kind_number, (low, high) in INTEGER_BOUNDS.items():
             of_kind = kind == kind_number
             fits[of_kind] &= (value[of_kind] >= low) & (value[of_kind] <= high)
         retyped = named & own & fits
         whole.field[rows[retyped]] = kind[retyped]
-        integer = np.isin(kind, [int(member) for member in INTEGER_FIELDS])
         same = (kind == AttributeField.STRING) | (kind == whole.field[rows])
         text = same & (whole.length[rows] >= 0)
         code = whole.node[rows] * len(names) + whole.key[rows]

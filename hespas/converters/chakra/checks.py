@@ -9,12 +9,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hespas.converters.chakra.contract import INTEGER_FIELDS, IS_INTEGER, LINTED, AttributeFacts
+from hespas.converters.chakra.contract import INTEGER_BOUNDS, IS_INTEGER, LINTED, AttributeFacts
 from hespas.converters.chakra.times import LARGEST_MICROS
 from hespas.converters.chakra.wire import Bools, EtColumns, Longs, Words, node_numbers
 from hespas.graph import OpGraph
 from hespas.graph.diagnostics import Diagnostics, Severity
-from hespas.graph.errors import FormatError
+from hespas.graph.errors import FormatError, HespasError
 from hespas.graph.passes import find_cycle
 from hespas.schemas.chakra.tables import AttributeField, NodeType
 
@@ -55,9 +55,16 @@ class Faults:
             code, Severity.ERROR, position, message, path=self.path, rank=self.rank, node=node
         )
 
-    def nodes(self, code: str, columns: EtColumns, bad: Bools, message: str, hint: str | None = None) -> None:
-        """Report an error for all nodes marked in ``bad``; name the first few with id and position."""
-        rows = np.flatnonzero(bad)
+    def skip(self, error: HespasError) -> None:
+        """Report that a node is skipped because of ``error``; raise it unless the reader is lenient."""
+        if not self.lenient:
+            raise error
+        message = f"{error.text}; the node is skipped"
+        self.diagnostics.error(error.code or "", error.position or "", message, path=self.path)
+
+    def nodes(self, code: str, columns: EtColumns, bad: Longs, message: str, hint: str | None = None) -> None:
+        """Report an error for all nodes in ``bad``; name the first few with id and position."""
+        rows = np.unique(bad)
         if not len(rows):
             return
         for row in rows[: self.diagnostics.keep].tolist():
@@ -71,13 +78,13 @@ class Faults:
         )
 
     def repaired(
-        self, code: str, columns: EtColumns, bad: Bools, message: str, *, repair: str, hint: str
+        self, code: str, columns: EtColumns, bad: Longs, message: str, *, repair: str, hint: str
     ) -> None:
-        """Report an error for the nodes marked in ``bad``. With ``--recover`` it is a warning that states the
+        """Report an error for the nodes in ``bad``. With ``--recover`` it is a warning that states the
         repair.
         """
         if self.recover and not self.lenient:
-            self.lint(code, f"{message}: {repair}", int(bad.sum()))
+            self.lint(code, f"{message}: {repair}", len(np.unique(bad)))
         else:
             self.nodes(code, columns, bad, message, f"{hint}; `recover` reads the file without it")
 
@@ -98,12 +105,11 @@ def check_file(columns: EtColumns, facts: AttributeFacts, faults: Faults) -> Non
     """
     order = np.argsort(columns.id, kind="stable")
     ordered = columns.id[order]
-    again = np.zeros(len(columns), np.bool_)
-    again[order[1:][ordered[1:] == ordered[:-1]]] = True
+    again = order[1:][ordered[1:] == ordered[:-1]]
     hint = "renumber the nodes: a simulator would silently use the last one"
     faults.nodes("ET005", columns, again, "another node has the same id", hint=hint)
     highest = max(NodeType)
-    unknown = (columns.type < 0) | (columns.type > highest)
+    unknown = np.flatnonzero((columns.type < 0) | (columns.type > highest))
     faults.nodes("ET009", columns, unknown, f"the node type is outside 0..{int(highest)}")
     for name, offsets, deps in (
         ("data_deps", columns.data_offsets, columns.data_deps),
@@ -116,26 +122,25 @@ def check_file(columns: EtColumns, facts: AttributeFacts, faults: Faults) -> Non
     for name, canonical in LINTED.items():
         rows = facts.rows(name)
         field = attrs.field[rows]
-        integral = canonical in INTEGER_FIELDS
+        integral = canonical in INTEGER_BOUNDS
         accepted = IS_INTEGER[field] if integral else field == canonical
-        bad = np.zeros(len(columns), np.bool_)
-        bad[facts.owner[rows[~accepted]]] = True
+        bad = facts.owner[rows[~accepted]]
         faults.nodes("ET010", columns, bad, f"attribute {name} has a type that no reader accepts")
         odd = int((accepted & (field != canonical)).sum())
         message = f"attribute {name} does not have its canonical type {canonical.name.lower()}"
         faults.lint("ET010", message, odd)
     valueless = int((attrs.field == AttributeField.UNSET).sum())
     faults.lint("ET010", "an attribute has a name and no value", valueless)
-    code = facts.owner * max(1, len(attrs.keys)) + attrs.key
-    ordered = np.sort(code)
-    twice = ordered[1:][ordered[1:] == ordered[:-1]]
-    bad = np.zeros(len(columns), np.bool_)
-    bad[twice // max(1, len(attrs.keys))] = True
+    code = np.sort(facts.owner * max(1, len(attrs.keys)) + attrs.key)
+    bad = code[1:][code[1:] == code[:-1]] // max(1, len(attrs.keys))
     faults.nodes("ET010", columns, bad, "two attributes of a node have the same name")
     nanos = facts.integers("duration_nanos")
     for bad, message in (
-        (columns.duration_micros > LARGEST_MICROS, "duration_micros is 2**63 or more: a negative time?"),
-        (_marked(columns, nanos.node[nanos.value < 0]), "duration_nanos is negative"),
+        (
+            np.flatnonzero(columns.duration_micros > LARGEST_MICROS),
+            "duration_micros is 2**63 or more: a negative time?",
+        ),
+        (nanos.node[nanos.value < 0], "duration_nanos is negative"),
     ):
         hint = "write the measured time, or omit it"
         faults.repaired("GR001", columns, bad, message, repair="treated as unknown", hint=hint)
@@ -152,7 +157,7 @@ def check_acyclic(columns: EtColumns, graph: OpGraph, faults: Faults) -> None:
     more = f" -> ... ({len(ids) - _LISTED:,} more)" if len(ids) > _LISTED else ""
     path = " -> ".join(ids[:_LISTED]) + more
     message = f"dependency cycle: {path} -> {ids[0]}"
-    faults.nodes("ET007", columns, _marked(columns, np.array(cycle[:1])), message)
+    faults.nodes("ET007", columns, np.array(cycle[:1]), message)
 
 
 def _check_deps(columns: EtColumns, field: str, offsets: Longs, deps: Words, faults: Faults) -> None:
@@ -168,17 +173,10 @@ def _check_deps(columns: EtColumns, field: str, offsets: Longs, deps: Words, fau
             lost = f"{first}; dependencies on nodes after the cut are ignored"
             faults.lint("ET006", lost, int(missing.sum()))
         else:
-            where = _marked(columns, owner[missing])
             repair = "dependencies on unknown nodes are ignored"
-            faults.repaired("ET006", columns, where, first, repair=repair, hint=hint)
+            faults.repaired("ET006", columns, owner[missing], first, repair=repair, hint=hint)
     own: Bools = deps == columns.id[owner]
-    faults.nodes("ET007", columns, _marked(columns, owner[own]), f"{field} names the node itself")
+    faults.nodes("ET007", columns, owner[own], f"{field} names the node itself")
     order = np.lexsort((deps, owner))
     twice = (owner[order][1:] == owner[order][:-1]) & (deps[order][1:] == deps[order][:-1])
     faults.lint("ET008", f"{field} contains an entry twice", int(twice.sum()))
-
-
-def _marked(columns: EtColumns, nodes: Longs) -> Bools:
-    marked = np.zeros(len(columns), np.bool_)
-    marked[nodes] = True
-    return marked

@@ -37,7 +37,7 @@ __all__ = [
     "DEFAULT_CLASS",
     "DEVICE_ATTRIBUTE",
     "GROUPS_ATTRIBUTE",
-    "INTEGER_FIELDS",
+    "INTEGER_BOUNDS",
     "IS_INTEGER",
     "JOB_ATTRIBUTE",
     "KIND_TO_TYPE",
@@ -108,22 +108,22 @@ LINTED: MappingProxyType[str, AttributeField] = MappingProxyType(
 )
 """Attributes that simulators read; their type is checked (ET010)."""
 
-INTEGER_FIELDS = frozenset(
+INTEGER_BOUNDS: MappingProxyType[int, tuple[int, int]] = MappingProxyType(
     {
-        AttributeField.INT32,
-        AttributeField.INT64,
-        AttributeField.UINT32,
-        AttributeField.UINT64,
-        AttributeField.SINT32,
-        AttributeField.SINT64,
-        AttributeField.FIXED32,
-        AttributeField.FIXED64,
-        AttributeField.SFIXED32,
-        AttributeField.SFIXED64,
-        AttributeField.BOOL,
+        **{
+            AttributeField[f"{form}{bits}"]: (-(1 << bits - 1), (1 << bits - 1) - 1)
+            for form in ("INT", "SINT", "SFIXED")
+            for bits in (32, 64)
+        },
+        **{
+            AttributeField[f"{form}{bits}"]: (0, (1 << min(bits, 63)) - 1)
+            for form in ("UINT", "FIXED")
+            for bits in (32, 64)
+        },
+        AttributeField.BOOL: (0, 1),
     }
 )
-"""Types accepted for an attribute that is an integer or a bool."""
+"""Types accepted for an attribute that is an integer or a bool, with their ranges within signed 64 bits."""
 
 TYPE_TO_KIND: MappingProxyType[int, NodeKind] = MappingProxyType(
     {
@@ -158,18 +158,7 @@ DEFAULT_CLASS: MappingProxyType[NodeKind, OpClass] = MappingProxyType(
 _DEFAULT_CLASSES = np.array([DEFAULT_CLASS.get(kind, OpClass.UNKNOWN) for kind in NodeKind], np.uint8)
 
 COMM_TO_COLLECTIVE: MappingProxyType[int, CollectiveKind] = MappingProxyType(
-    {
-        CollectiveCommType.ALL_REDUCE: CollectiveKind.ALL_REDUCE,
-        CollectiveCommType.REDUCE: CollectiveKind.REDUCE,
-        CollectiveCommType.ALL_GATHER: CollectiveKind.ALL_GATHER,
-        CollectiveCommType.GATHER: CollectiveKind.GATHER,
-        CollectiveCommType.SCATTER: CollectiveKind.SCATTER,
-        CollectiveCommType.BROADCAST: CollectiveKind.BROADCAST,
-        CollectiveCommType.ALL_TO_ALL: CollectiveKind.ALL_TO_ALL,
-        CollectiveCommType.REDUCE_SCATTER: CollectiveKind.REDUCE_SCATTER,
-        CollectiveCommType.REDUCE_SCATTER_BLOCK: CollectiveKind.REDUCE_SCATTER_BLOCK,
-        CollectiveCommType.BARRIER: CollectiveKind.BARRIER,
-    }
+    {member: CollectiveKind[member.name] for member in CollectiveCommType}
 )
 
 COLLECTIVE_TO_COMM: MappingProxyType[CollectiveKind, int] = MappingProxyType(
@@ -228,7 +217,7 @@ class Tag:
     """Marker of a file without the additions of :mod:`.readiness`; it is written without them. No value."""
 
 
-IS_INTEGER = np.isin(np.arange(33), [int(field) for field in INTEGER_FIELDS])
+IS_INTEGER = np.isin(np.arange(256), list(INTEGER_BOUNDS))
 _UNSIGNED = (AttributeField.UINT64, AttributeField.FIXED64)
 
 
@@ -297,14 +286,14 @@ class AttributeFacts:
         rows = rows[self.attrs.field[rows] == AttributeField.STRING]
         return AttributeValues(self.owner[rows], self.attrs.bits[rows].view(np.int64), rows)
 
+    def text(self, name: str) -> bytes:
+        """Return the value of a string attribute of a file, empty if it is absent."""
+        return b"".join(self.values(self.texts(name)))
+
     def distinct(self, texts: AttributeValues) -> tuple[list[str], NDArray[np.int64]]:
         """Return the distinct values of a string attribute, and the index of each node's value."""
-        wanted = self.values(texts)
-        numbers: dict[bytes, int] = {}
-        index = np.fromiter(
-            (numbers.setdefault(text, len(numbers)) for text in wanted), np.int64, len(wanted)
-        )
-        return [text.decode() for text in numbers], index
+        distinct, index = self.values(texts).distinct()
+        return [text.decode() for text in distinct], index
 
     def values(self, texts: AttributeValues) -> ByteRows:
         """Return the strings of ``texts``, one byte row per node."""

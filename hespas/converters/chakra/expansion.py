@@ -2,7 +2,7 @@
 
 The positions of these bytes are found by encoding the class twice, with values that differ in every byte but
 have equal widths. Ranks whose values have other widths get another encoding; a few encodings are cached. The
-values of many ranks are rows of numbers in the order of :class:`.from_graph.RankVariables`: group ids become
+values of many ranks are rows of numbers in the order of :data:`.from_graph.RankVariables`: group ids become
 decimal text in a trace, other numbers varints.
 """
 
@@ -18,8 +18,9 @@ import numpy as np
 
 from hespas.converters.chakra.comm_groups import GroupIds
 from hespas.converters.chakra.from_graph import RankVariables, TraceLowering
-from hespas.converters.chakra.wire import Bools, Bytes, EtColumns, Longs
-from hespas.converters.chakra.wire.encode import encode_metadata, encode_node_chunks
+from hespas.converters.chakra.readiness import decimal_widths
+from hespas.converters.chakra.wire import Bools, Bytes, EtColumns, Longs, equal_rows
+from hespas.converters.chakra.wire.encode import encode_metadata, encode_nodes, varint_widths
 from hespas.files.wire import encode_varint
 from hespas.graph import NodeKind, OpGraph, Permutation
 from hespas.graph.errors import InvariantError
@@ -35,9 +36,8 @@ def encoded(parts: Iterable[EtColumns]) -> Iterator[Bytes]:
     """Yield the bytes of a trace file piece by piece: the metadata message, then the nodes of each part."""
     for number, columns in enumerate(parts):
         if not number:
-            yield np.frombuffer(encode_metadata(columns), np.uint8)
-        for piece in encode_node_chunks(columns):
-            yield np.frombuffer(piece, np.uint8)
+            yield encode_metadata(columns)
+        yield encode_nodes(columns)
 
 
 def _placeholders(variables: RankVariables, digit: int) -> RankVariables:
@@ -45,13 +45,12 @@ def _placeholders(variables: RankVariables, digit: int) -> RankVariables:
     is ``digit`` (1 or 2). Two encoded traces with different digits differ exactly where a variable is
     encoded.
     """
-    groups = tuple(str(digit).encode() * len(text) for text in variables.groups)
-    numbers = [
-        sum(digit << 7 * byte for byte in range(len(encode_varint(value))))
-        for value in variables.values()
-        if isinstance(value, int)
-    ]
-    return RankVariables(groups, numbers[0], tuple(numbers[1::2]), tuple(numbers[2::2]))
+    return tuple(
+        str(digit).encode() * len(value)
+        if isinstance(value, bytes)
+        else sum(digit << 7 * byte for byte in range(len(encode_varint(value))))
+        for value in variables
+    )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -136,28 +135,22 @@ class ClassWriter:
             if not bool((np.isin(field_of, _PATCHABLE) | (field_of == AttributeField.STRING)).all()):
                 return None
             inexact.update(first.inexact)
-            start = len(data)
-            if not start:
-                data += encode_metadata(first.columns)
-                start = len(data)
-            for piece in encode_node_chunks(first.columns):
-                data += piece
-            varied = first.slot[first.slot >= 0]
+            if not data:
+                data += encode_metadata(first.columns).data
+            start, piece = len(data), encode_nodes(first.columns)
+            data += piece.data
+            varied = first.slot[rows]
             if len(varied):
-                other = b"".join(encode_node_chunks(lowering.part(nodes, two).columns))
-                if len(data) - start != len(other):
+                other = encode_nodes(lowering.part(nodes, two).columns)
+                if len(piece) != len(other):
                     raise InvariantError("two encodings of one class have different lengths")
-                places.append(
-                    start
-                    + np.flatnonzero(np.frombuffer(data, np.uint8)[start:] != np.frombuffer(other, np.uint8))
-                )
+                places.append(start + np.flatnonzero(piece != other))
                 slots.append(varied)
         self.inexact = dict(inexact)
         position, slot = np.concatenate(places), np.concatenate(slots)
         count = len(position)
-        values = variables.values()
         widths = np.array(
-            [len(value if isinstance(value, bytes) else encode_varint(value)) for value in values]
+            [len(value if isinstance(value, bytes) else encode_varint(value)) for value in variables]
         )
         taken = widths[slot]
         if int(taken.sum()) != count:
@@ -169,10 +162,6 @@ class ClassWriter:
 
 
 _NO_TEXT = -1
-
-_DECIMALS = 10 ** np.arange(1, 19, dtype=np.int64)
-
-_VARINTS = 1 << 7 * np.arange(1, 9, dtype=np.int64)
 
 
 @dataclass(frozen=True)
@@ -224,7 +213,7 @@ def used_slots(graph: OpGraph) -> _UsedSlots:
 @dataclass(frozen=True, slots=True, eq=False)
 class RankValues:
     """Values that differ between ranks, shape (ranks, slots). The slots have the order of
-    :class:`.from_graph.RankVariables`. The first ``texts`` slots are process group ids (-1: empty text), and
+    :data:`.from_graph.RankVariables`. The first ``texts`` slots are process group ids (-1: empty text), and
     the other slots are rank numbers.
     """
 
@@ -262,27 +251,21 @@ class RankValues:
     def variables(self, row: int) -> RankVariables:
         """Return the values of one rank in the form that the encoder takes."""
         numbers: list[int] = self.numbers[row].tolist()
-        groups = tuple(b"" if number == _NO_TEXT else b"%d" % number for number in numbers[: self.texts])
-        own, peers = numbers[self.texts], numbers[self.texts + 1 :]
-        return RankVariables(groups, own, tuple(peers[::2]), tuple(peers[1::2]))
+        groups = (b"" if number == _NO_TEXT else b"%d" % number for number in numbers[: self.texts])
+        return (*groups, *numbers[self.texts :])
 
     def widths(self) -> Longs:
         """Return the number of bytes of each encoded value, shape (ranks, slots)."""
         text, number = self.numbers[:, : self.texts], self.numbers[:, self.texts :]
-        of_text = np.searchsorted(_DECIMALS, text, side="right") + 1
-        of_text[text == _NO_TEXT] = 0
-        of_number = np.searchsorted(_VARINTS, number, side="right") + 1
-        return np.concatenate([of_text, of_number], axis=1)
+        of_text = np.where(text == _NO_TEXT, 0, decimal_widths(text.view(np.uint64)))
+        return np.concatenate([of_text, varint_widths(number.view(np.uint64))], axis=1)
 
     def groups_by_widths(self) -> Iterator[tuple[tuple[int, ...], Longs]]:
         """Yield each distinct combination of encoded widths with the rows of its ranks, in order of first
         appearance.
         """
-        widths = self.widths()
-        distinct, first, which = np.unique(widths, axis=0, return_index=True, return_inverse=True)
-        which = which.reshape(-1)
-        for group in np.argsort(first, kind="stable").tolist():
-            yield tuple(distinct[group].tolist()), np.flatnonzero(which == group)
+        for widths, ranks in equal_rows(self.widths()):
+            yield tuple(np.frombuffer(widths, np.int64).tolist()), ranks
 
     def spelled(self, widths: tuple[int, ...]) -> Bytes:
         """Return the encoded values of all ranks, shape (ranks, sum of widths): decimal digits for texts,

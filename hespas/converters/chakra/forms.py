@@ -40,20 +40,12 @@ class TraceForm:
         return self.ending.sub("", name) or name
 
 
-def _frames_of(path: Path, max_bytes: int | None, _: Faults) -> Iterator[FrameBatch]:
-    return frames(open_trace(path, max_bytes))
-
-
-def _unchanged(pieces: Iterable[Bytes]) -> Iterable[Bytes]:
-    return pieces
-
-
 BINARY = TraceForm(
     name="chakra",
     suffix=".et",
     rank_file=RANK_FILE,
     ending=re.compile(r"(\.e[tg])?(\.gz)?$"),
-    batches=_frames_of,
-    content=_unchanged,
+    batches=lambda path, max_bytes, _: frames(open_trace(path, max_bytes)),
+    content=iter,
 )
 """Frames of protobuf messages."""

@@ -1,7 +1,7 @@
 """Conversion of a graph to the trace of one rank: the inverse of :mod:`.to_graph`.
 
 The graph has no permutes and no loops (see :mod:`.lowering`). Values that depend on the rank come from
-:class:`RankVariables`, and each attribute with such a value carries the number of its variable.
+:data:`RankVariables`, and each attribute with such a value carries the number of its variable.
 """
 
 from __future__ import annotations
@@ -9,14 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from math import nan
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hespas.converters.chakra.assembly import Assembled, Assembly, Strings
+from hespas.converters.chakra.assembly import Assembly, Strings
 from hespas.converters.chakra.contract import (
-    ATTRIBUTES,
     COLLECTIVE_TO_COMM,
     KIND_TO_TYPE,
     Tag,
@@ -41,52 +40,32 @@ from hespas.files.wire import BYTES, fields
 from hespas.graph import (
     DTYPES,
     CollectiveKind,
-    CollectiveTable,
-    ContractionTable,
-    ExtraTable,
     NodeKind,
     OpClass,
     OpGraph,
-    P2pTable,
     RaggedArray,
     Resource,
 )
 from hespas.graph.columns import FloatArray
-from hespas.graph.opgraph import NODE_COLUMNS
+from hespas.graph.passes import take_nodes
 from hespas.schemas.chakra.tables import AttributeField
 
 __all__ = ["NODES_AT_ONCE", "LoweredNodes", "RankVariables", "TraceLowering"]
 
-NODES_AT_ONCE = 1 << 15
-"""Nodes of a part: each takes a few hundred bytes during conversion."""
+NODES_AT_ONCE = 8192
+"""Nodes of a part: each takes about 2 KB while it is converted and encoded."""
 
 _LARGEST_CANONICAL_TAG = (1 << 31) - 1
 _NAME_OF_NOTHING = b"node_0"
+_CLASS_NAMES = ByteRows.from_text(member.name.lower() for member in OpClass)
+_DTYPE_NAMES = ByteRows.from_text(entry.name for entry in DTYPES)
 
 
-class RankVariables(NamedTuple):
-    """Values in a trace that differ between the ranks of a class. ``groups`` are the process group ids of the
-    rank as text, one per group set (empty for the group of all ranks). ``own`` is the rank itself.
-    ``targets`` and ``sources`` are the ranks that it sends to and receives from, one per permutation.
-
-    The variables are numbered in this order, except that the target and the source of each permutation are
-    consecutive.
-    """
-
-    groups: tuple[bytes, ...]
-    own: int
-    targets: tuple[int, ...]
-    sources: tuple[int, ...]
-
-    @property
-    def own_slot(self) -> int:
-        """Number of the variable whose value is the rank itself."""
-        return len(self.groups)
-
-    def values(self) -> tuple[bytes | int, ...]:
-        """Return all variables in the order of their numbers."""
-        pairs = zip(self.targets, self.sources, strict=True)
-        return (*self.groups, self.own, *(value for pair in pairs for value in pair))
+RankVariables = tuple[bytes | int, ...]
+"""Values in a trace that differ between the ranks of a class, in the order of their numbers: the process
+group ids of the rank as text, one per group set (empty for the group of all ranks); the rank itself; for each
+permutation, the ranks that it sends to and receives from.
+"""
 
 
 class LoweredNodes(NamedTuple):
@@ -107,15 +86,17 @@ class TraceLowering:
 
     def __init__(self, graph: OpGraph) -> None:
         """Prepare to convert a graph: compute values that depend on several nodes (times along streams, sizes
-        of tensors).
+        of tensors), and the classes that its names imply.
         """
         self.graph = graph
         self._times = WrittenTimes.of(graph.duration_ns, graph.kind, (graph.resource, graph.stream))
         costs = (graph.bytes_read, graph.bytes_written)
         as_stated = is_as_stated(graph)
         self._sizes = None if as_stated else written_bytes(graph.kind, costs, graph.collectives, graph.p2p)
+        self._unless_stated = classes_unless_stated(graph, default_classes(graph.kind))
         self._strings = Strings.of(graph.strings)
-        self._metadata = PreservedRows(_nodes_of(graph, slice(0, 0))).metadata()
+        none = RaggedArray.empty(0)
+        self._metadata = PreservedRows(take_nodes(graph, np.arange(0), none, none)).metadata()
         self._types = np.zeros(len(NodeKind), np.int32)
         for kind, number in KIND_TO_TYPE.items():
             self._types[kind] = number
@@ -135,12 +116,16 @@ class TraceLowering:
 
     def part(self, nodes: slice, variables: RankVariables) -> LoweredNodes:
         """Convert the given nodes to columns of the trace."""
-        graph, whole = _nodes_of(self.graph, nodes), self.graph
+        whole, none = self.graph, RaggedArray.empty(nodes.stop - nodes.start)
+        rows = np.arange(nodes.start, nodes.stop, dtype=np.int64)
+        graph = take_nodes(whole, rows, none, none)
         extra = PreservedRows(graph)
         times = extra.times(WrittenTimes(self._times.nanos[nodes], self._times.micros[nodes]))
         control, data = _rows_of(whole.control_deps, nodes), _rows_of(whole.data_deps, nodes)
         lists = None if self._sizes is None else tensor_lists(whole.id, data, self._sizes, nodes)
-        assembled = _attributes(graph, variables, (extra, self._strings), times, lists)
+        writer = _AttributeWriter(graph, variables, self._strings)
+        writer.add(times, self._unless_stated[nodes], lists)
+        assembled = writer.finish(extra.layouts(), extra.add_to(writer, of_file=False))
         columns = EtColumns(
             version=extra.version,
             metadata=self._metadata,
@@ -160,7 +145,7 @@ class TraceLowering:
         )
         rounded_off = (graph.kind == NodeKind.COMPUTE) & (times.nanos > 0) & (times.micros == 0)
         columns, named = _without_empty_frames(columns)
-        in_group = np.array([bool(text) for text in variables.groups] or [False])
+        in_group = np.array([bool(text) for text in writer.groups] or [False])
         # JSON cannot hold a NaN that has a payload or a sign.
         attrs = assembled.attrs
         doubles = attrs.bits[attrs.field == AttributeField.DOUBLE].view(np.float64)
@@ -171,7 +156,7 @@ class TraceLowering:
             (AttributeField.FLOAT_LIST, np.float32),
         ):
             for row in attrs.bits[attrs.field == field].tolist():
-                message = attrs.payload.part(row, row + 1).data.tobytes()
+                message = attrs.payload[row]
                 for _, wire, start, end in fields(message, 0, len(message)):
                     if wire == BYTES:
                         odd += bool(_is_odd_nan(np.frombuffer(message[start:end], dtype)).any())
@@ -188,56 +173,9 @@ class TraceLowering:
         return LoweredNodes(columns, assembled.slot, inexact)
 
 
-def _nodes_of(graph: OpGraph, nodes: slice) -> OpGraph:
-    """Return the given nodes as a graph without dependencies. Preserved attributes of the file are
-    included.
-    """
-    columns: dict[str, Any] = {name: getattr(graph, name)[nodes] for name in NODE_COLUMNS}
-    none = RaggedArray.empty(len(columns["kind"]))
-    return replace(
-        graph,
-        **columns,
-        data_deps=none,
-        control_deps=none,
-        operands=_rows_of(graph.operands, nodes),
-        results=_rows_of(graph.results, nodes),
-        collectives=_side_rows(graph.collectives, nodes),
-        p2p=_side_rows(graph.p2p, nodes),
-        contractions=_side_rows(graph.contractions, nodes),
-        extra=_extra_rows(graph.extra, nodes),
-    )
-
-
 def _rows_of(array: RaggedArray, rows: slice) -> RaggedArray:
     offsets = array.offsets[rows.start : rows.stop + 1]
     return RaggedArray(offsets - offsets[0], array.values[offsets[0] : offsets[-1]])
-
-
-_Table = TypeVar("_Table", CollectiveTable, P2pTable, ContractionTable)
-
-
-def _side_rows(table: _Table, nodes: slice) -> _Table:
-    node = table.node
-    bounds: list[int] = np.searchsorted(node, [nodes.start, nodes.stop]).tolist()
-    first, last = bounds
-    return table.take(np.arange(first, last), node[first:last] - np.int32(nodes.start))
-
-
-def _extra_rows(table: ExtraTable, nodes: slice) -> ExtraTable:
-    """Return the preserved attributes of the file and of the given nodes."""
-    if not len(table):
-        return table
-    of_file, first, last = np.searchsorted(table.node, [0, nodes.start, nodes.stop]).tolist()
-    bounds = table.offsets[[0, of_file, first, last]].tolist()
-    ends = (table.offsets[: of_file + 1], table.offsets[first + 1 : last + 1] - bounds[2] + bounds[1])
-    rows = (slice(0, of_file), slice(first, last))
-    return ExtraTable(
-        node=np.concatenate([table.node[rows[0]], table.node[rows[1]] - np.int32(nodes.start)]),
-        key=np.concatenate([table.key[some] for some in rows]),
-        tag=np.concatenate([table.tag[some] for some in rows]),
-        offsets=np.concatenate(ends),
-        values=bytes(table.values[: bounds[1]]) + bytes(table.values[bounds[2] : bounds[3]]),
-    )
 
 
 def _is_odd_nan(numbers: NDArray[np.floating[Any]]) -> Bools:
@@ -266,69 +204,56 @@ def _without_empty_frames(columns: EtColumns) -> tuple[EtColumns, int]:
     return replace(columns, name=ByteRows.from_rows(names)), int(bare.sum())
 
 
-def _attributes(
-    graph: OpGraph,
-    variables: RankVariables,
-    texts: tuple[PreservedRows, Strings],
-    times: WrittenTimes,
-    lists: TensorLists | None,
-) -> Assembled:
-    extra, strings = texts
-    assembly = Assembly(len(graph))
-    writer = _AttributeWriter(graph, assembly, strings)
-    flagged = np.flatnonzero(graph.kind != NodeKind.METADATA)
-    on_host = (graph.resource[flagged] == Resource.HOST).astype(np.int64)
-    writer.integers("is_cpu_op", flagged, on_host, implied=on_host == 0)
-    writer.strings_of("op_type", graph.op_id.astype(np.int64))
-    writer.collectives(variables)
-    writer.messages(variables)
-    no_flops, no_bytes = raised_counts(graph)
-    writer.floats("num_ops", np.where(no_flops, 1.0, graph.flops))
-    writer.floats("tensor_size", np.where(no_bytes, 1.0, graph.bytes_moved))
-    streams = np.flatnonzero(graph.stream >= 0)
-    writer.integers("stream", streams, graph.stream[streams].astype(np.int64))
-    timed = np.flatnonzero(times.nanos >= 0)
-    exact = times.are_exact(graph.duration_ns)[timed]
-    writer.integers("duration_nanos", timed, times.nanos[timed], optional=exact)
-    writer.floats("bytes_written", np.where(graph.bytes_written > 0, graph.bytes_written, nan))
-    writer.floats("useful_ops", np.where(graph.useful_flops == graph.flops, nan, graph.useful_flops))
-    writer.transcendentals()
-    writer.classes()
-    writer.dtypes()
-    writer.strings_of("framework_op", graph.framework_id.astype(np.int64))
-    writer.contractions()
-    writer.facts_of_collectives()
-    for name, counts_none in (("counted_ops", no_flops), ("counted_bytes", no_bytes)):
-        nodes = np.flatnonzero(counts_none)
-        writer.integers(name, nodes, np.zeros(len(nodes), np.int64))
-    if lists is not None:
-        writer.tensor_lists(lists)
-    docs = extra.add_to(assembly, of_file=False)
-    return assembly.finish(extra.layouts(), docs)
-
-
-class _AttributeWriter:
-    """Writer of the node attributes whose values are in columns or tables of the graph. It has one method per
-    attribute or group of attributes.
+class _AttributeWriter(Assembly):
+    """Assembly of the node attributes whose values are in columns or tables of the graph. It has one method
+    per attribute or group of attributes.
     """
 
-    def __init__(self, graph: OpGraph, assembly: Assembly, strings: Strings) -> None:
+    def __init__(self, graph: OpGraph, variables: RankVariables, strings: Strings) -> None:
+        super().__init__(len(graph))
         self.graph = graph
-        self.assembly = assembly
+        self.variables = variables
+        self.groups = [value for value in variables if isinstance(value, bytes)]
         self.strings = strings
 
-    def integers(
-        self,
-        name: str,
-        node: Longs,
-        value: Longs,
-        *,
-        slot: Longs | None = None,
-        optional: Bools | None = None,
-        implied: Bools | None = None,
-    ) -> None:
-        kind = ATTRIBUTES[name]
-        self.assembly.integers(name, kind, node, value, slot=slot, optional=optional, implied=implied)
+    def add(self, times: WrittenTimes, unless_stated: NDArray[np.uint8], lists: TensorLists | None) -> None:
+        """Add all attributes in the order in which they are written. ``unless_stated`` are the operation
+        classes that need no attribute. ``lists`` are the tensors that each node reads and writes, for the
+        memory tracking of simulators.
+        """
+        graph = self.graph
+        flagged = np.flatnonzero(graph.kind != NodeKind.METADATA)
+        on_host = (graph.resource[flagged] == Resource.HOST).astype(np.int64)
+        self.integers("is_cpu_op", flagged, on_host, implied=on_host == 0)
+        self.strings_of("op_type", graph.op_id.astype(np.int64))
+        self.collectives()
+        self.messages()
+        no_flops, no_bytes = raised_counts(graph)
+        self.floats("num_ops", np.where(no_flops, 1.0, graph.flops))
+        self.floats("tensor_size", np.where(no_bytes, 1.0, graph.bytes_moved))
+        streams = np.flatnonzero(graph.stream >= 0)
+        self.integers("stream", streams, graph.stream[streams].astype(np.int64))
+        timed = np.flatnonzero(times.nanos >= 0)
+        exact = times.are_exact(graph.duration_ns)[timed]
+        self.integers("duration_nanos", timed, times.nanos[timed], optional=exact)
+        self.floats("bytes_written", np.where(graph.bytes_written > 0, graph.bytes_written, nan))
+        self.floats("useful_ops", np.where(graph.useful_flops == graph.flops, nan, graph.useful_flops))
+        self.transcendentals()
+        classed = np.flatnonzero(graph.op_class != unless_stated)
+        self.texts("op_class", classed, _CLASS_NAMES, graph.op_class[classed].astype(np.int64))
+        typed = np.flatnonzero(graph.rate_dtype >= 0)
+        self.texts("dtype", typed, _DTYPE_NAMES, graph.rate_dtype[typed].astype(np.int64))
+        self.strings_of("framework_op", graph.framework_id.astype(np.int64))
+        if len(graph.contractions):
+            nodes, texts, which = contraction_texts(graph)
+            self.texts("contractions", nodes, ByteRows.from_rows(texts), which)
+        self.facts_of_collectives()
+        for name, counts_none in (("counted_ops", no_flops), ("counted_bytes", no_bytes)):
+            nodes = np.flatnonzero(counts_none)
+            self.integers(name, nodes, np.zeros(len(nodes), np.int64))
+        if lists is not None:
+            for name, rows in zip(LIST_NAMES, lists, strict=True):
+                self.texts(name, flagged, rows, flagged)
 
     def floats(self, name: str, column: FloatArray) -> None:
         """Add a cost column, rounded to whole numbers. Nodes with an unknown value get no attribute."""
@@ -351,18 +276,9 @@ class _AttributeWriter:
         """
         nodes = np.flatnonzero(self.strings.lengths(row))
         used, which = distinct(row[nodes])
-        self._spelled(name, nodes, self.strings.take(used), which)
+        self.texts(name, nodes, self.strings.take(used), which)
 
-    def _spelled(
-        self, name: str, nodes: Longs, rows: ByteRows, which: Longs, slot: Longs | None = None
-    ) -> None:
-        """Add a string attribute with few distinct texts: node ``nodes[i]`` gets the text
-        ``rows[which[i]]``.
-        """
-        start = rows.offsets[which] + self.assembly.buffer(rows.data.data)
-        self.assembly.texts(name, ATTRIBUTES[name], nodes, start, rows.lengths[which], slot=slot)
-
-    def collectives(self, variables: RankVariables) -> None:
+    def collectives(self) -> None:
         table = self.graph.collectives
         node = table.node.astype(np.int64)
         numbers = np.full(max(CollectiveKind) + 1, -1, np.int64)
@@ -372,12 +288,10 @@ class _AttributeWriter:
         has_type = comm_type >= 0
         self.integers("comm_type", node[has_type], comm_type[has_type])
         self.sizes(node, table.comm_bytes)
-        named = np.array([bool(text) for text in variables.groups] or [False])
+        named = np.array([bool(text) for text in self.groups] or [False])
         grouped = np.flatnonzero((table.group_set >= 0) & named[np.maximum(table.group_set, 0)])
         which = table.group_set[grouped].astype(np.int64)
-        if len(grouped):
-            texts = ByteRows.from_rows(variables.groups)
-            self._spelled("pg_name", node[grouped], texts, which, which)
+        self.texts("pg_name", node[grouped], ByteRows.from_rows(self.groups), which, slot=which)
 
     def sizes(self, node: Longs, size: FloatArray, name: str = "comm_size") -> None:
         valid = np.flatnonzero((size >= 0) & (size < LARGEST_COUNT))
@@ -397,48 +311,21 @@ class _AttributeWriter:
         row[node] = table.reduction
         self.strings_of("reduction", row)
 
-    def contractions(self) -> None:
-        if not len(self.graph.contractions):
-            return
-        nodes, texts, which = contraction_texts(self.graph)
-        self._spelled("contractions", nodes, ByteRows.from_rows(texts), which)
-
-    def tensor_lists(self, lists: TensorLists) -> None:
-        """Add the lists of tensors that each node reads and writes, for the memory tracking of simulators."""
-        nodes = np.flatnonzero(self.graph.kind != NodeKind.METADATA)
-        for name, rows in zip(LIST_NAMES, lists, strict=True):
-            self._spelled(name, nodes, rows, nodes)
-
-    def messages(self, variables: RankVariables) -> None:
+    def messages(self) -> None:
         table = self.graph.p2p
         node = table.node.astype(np.int64)
         self.sizes(node, table.comm_bytes)
         addressed = np.flatnonzero(table.permutation >= 0)
         sends = self.graph.kind[node[addressed]] == NodeKind.SEND
         chosen = table.permutation[addressed].astype(np.int64)
-        own = variables.own_slot
-        values = np.array([0 if isinstance(value, bytes) else value for value in variables.values()])
+        own = len(self.groups)
+        values = np.array([0 if isinstance(value, bytes) else value for value in self.variables])
         source = np.where(sends, own, own + 2 + 2 * chosen)
         target = np.where(sends, own + 1 + 2 * chosen, own)
         self.integers("comm_src", node[addressed], values[source], slot=source, implied=sends)
         self.integers("comm_dst", node[addressed], values[target], slot=target, implied=~sends)
         tagged = np.flatnonzero(table.tag >= 0)
         fits = table.tag[tagged] <= _LARGEST_CANONICAL_TAG
-        for rows, kind in ((tagged[fits], ATTRIBUTES["comm_tag"]), (tagged[~fits], AttributeField.INT64)):
+        for rows, kind in ((tagged[fits], None), (tagged[~fits], AttributeField.INT64)):
             if len(rows):
-                self.assembly.integers("comm_tag", kind, node[rows], table.tag[rows])
-
-    def classes(self) -> None:
-        unless_stated = classes_unless_stated(self.graph, default_classes(self.graph.kind))
-        nodes = np.flatnonzero(self.graph.op_class != unless_stated)
-        names = [member.name.lower().encode() for member in OpClass]
-        self._spelled(
-            "op_class", nodes, ByteRows.from_rows(names), self.graph.op_class[nodes].astype(np.int64)
-        )
-
-    def dtypes(self) -> None:
-        nodes = np.flatnonzero(self.graph.rate_dtype >= 0)
-        names = [entry.name.encode() for entry in DTYPES]
-        self._spelled(
-            "dtype", nodes, ByteRows.from_rows(names), self.graph.rate_dtype[nodes].astype(np.int64)
-        )
+                self.integers("comm_tag", node[rows], table.tag[rows], kind=kind)

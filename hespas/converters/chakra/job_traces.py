@@ -17,7 +17,7 @@ from hespas.converters.chakra.forms import TraceForm
 from hespas.converters.chakra.losses import report_refused
 from hespas.converters.chakra.lowering import ExpandedGraph, expand, host_transfers, measured_work
 from hespas.converters.chakra.own_metadata import texts_of_class, with_metadata
-from hespas.converters.chakra.wire import Bools, Longs
+from hespas.converters.chakra.wire import Bools, Longs, equal_rows
 from hespas.graph import Diagnostics, NodeKind, OpGraph, Permutation, Workload
 from hespas.graph.diagnostics import Severity
 
@@ -136,12 +136,8 @@ class RankTraces:
             mine = ranks[class_of == number]
             for start in range(0, len(mine), _RANKS_AT_ONCE):
                 some = mine[start : start + _RANKS_AT_ONCE]
-                patterns, first, which = np.unique(
-                    self._idle_slots(number, some), axis=0, return_index=True, return_inverse=True
-                )
-                for pattern in np.argsort(first, kind="stable").tolist():
-                    runs = self._runs_of(number, patterns[pattern])
-                    yield runs, some[which.reshape(-1) == pattern]
+                for pattern, rows in equal_rows(self._idle_slots(number, some)):
+                    yield self._runs_of(number, pattern), some[rows]
             self._runs.clear()  # with the templates of a class: bounds memory
 
     def least_ranks(self, rank: int, groups: Mapping[int, Sequence[int]]) -> int:
@@ -193,15 +189,15 @@ class RankTraces:
                 idle[:, len(graph.group_sets) + 2 * row + side] = (peers < 0) | to_itself
         return idle
 
-    def _runs_of(self, number: int, pattern: Bools) -> RankVariant:
+    def _runs_of(self, number: int, pattern: bytes) -> RankVariant:
         """Return the variant of class ``number`` for a pattern of idle slots (see :meth:`_idle_slots`). A
         permute is omitted if both of its directions are idle.
         """
-        key = (number, pattern.tobytes())
+        key = (number, pattern)
         if key in self._runs:
             return self._runs[key]
         expanded = self.graph(number)
-        flags = pattern if len(pattern) else np.zeros(1, np.bool_)
+        flags = np.frombuffer(pattern or b"\0", np.bool_)
         idle = np.zeros(len(expanded.graph), np.bool_)
         table = expanded.graph.collectives
         grouped = table.group_set >= 0

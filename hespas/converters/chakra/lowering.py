@@ -56,24 +56,32 @@ class ExpandedGraph(NamedTuple):
     graph: OpGraph
     halves: Longs
 
-    def alone(self, idle: Bools) -> Longs:
-        """Return the SENDs in ``halves`` that a rank does not run although it runs the RECV of the same
-        permute.
-        """
-        return self.halves[idle[self.halves] & ~idle[self.halves + 1]]
-
     def for_rank(self, idle: Bools) -> OpGraph:
         """Return the graph of a rank, without the ``idle`` nodes, which have no work on it. The SEND of a
         permute has its costs. On a rank that only receives, the costs are moved to the RECV, so that they
         count exactly once.
         """
-        graph, senders = self.graph, self.alone(idle)
+        graph = self.graph
+        senders = self.halves[idle[self.halves] & ~idle[self.halves + 1]]
         if len(senders):
             costs: dict[str, Any] = {name: _cost(graph, name).copy() for name in _COSTS}
             for column in costs.values():
                 column[senders + 1] = column[senders]
             graph = replace(graph, **costs)
-        reduced = _without_idle(graph, idle)
+        # Nodes that depended on an idle node depend on its dependencies instead.
+        reduced = bypass(graph, idle) if idle.any() else graph
+        left = np.isin(reduced.id, graph.id[idle])
+        if left.any():  # idle nodes that could not be bypassed cost nothing
+            kind = reduced.kind.copy()
+            kind[left] = NodeKind.COMPUTE
+            reduced = replace(
+                reduced,
+                kind=kind,
+                collectives=reduced.collectives.take(~left[reduced.collectives.node]),
+                p2p=reduced.p2p.take(~left[reduced.p2p.node]),
+                duration_ns=np.where(left, 0.0, reduced.duration_ns),
+                flops=np.where(left, 0.0, reduced.flops),
+            )
         if len(reduced):
             return reduced
         # A trace without nodes is invalid, and no simulator runs one: write one zero-cost node.
@@ -156,29 +164,6 @@ def _both(deps: RaggedArray, rows: Longs, first: Longs, copies: Longs) -> Ragged
     ends = np.cumsum(size)
     values = np.repeat(first[taken.values] - (ends - size), size) + np.arange(int(ends[-1]))
     return RaggedArray.from_lengths(taken.segment_sum(copies.astype(np.float64)).astype(np.int64), values)
-
-
-def _without_idle(graph: OpGraph, idle: Bools) -> OpGraph:
-    """Return the graph without the ``idle`` nodes, which have no work on a rank. Nodes that depended on an
-    idle node depend on its dependencies instead. Where that is not possible, the idle node becomes a
-    zero-cost node.
-    """
-    if not idle.any():
-        return graph
-    reduced = bypass(graph, idle)
-    left = np.isin(reduced.id, graph.id[idle])
-    if not left.any():
-        return reduced
-    kind = reduced.kind.copy()
-    kind[left] = NodeKind.COMPUTE
-    return replace(
-        reduced,
-        kind=kind,
-        collectives=reduced.collectives.take(~left[reduced.collectives.node]),
-        p2p=reduced.p2p.take(~left[reduced.p2p.node]),
-        duration_ns=np.where(left, 0.0, reduced.duration_ns),
-        flops=np.where(left, 0.0, reduced.flops),
-    )
 
 
 def host_transfers(graph: OpGraph, diagnostics: Diagnostics) -> OpGraph:

@@ -65,11 +65,10 @@ class _Pattern:
     @classmethod
     def of(cls, column: Longs) -> _Pattern:
         """Compress a column; the distinct values are in order of first appearance."""
-        values, first, inverse = np.unique(column, return_index=True, return_inverse=True)
-        order = np.argsort(first, kind="stable")
-        new_index = np.empty_like(order)
-        new_index[order] = np.arange(len(order))
-        return cls(tuple(values[order].tolist()), new_index[inverse].astype(np.int32).tobytes())
+        values: list[int] = column.tolist()
+        numbers = {value: number for number, value in enumerate(dict.fromkeys(values))}
+        which = np.fromiter(map(numbers.__getitem__, values), np.int32, len(values))
+        return cls(tuple(numbers), which.tobytes())
 
     def column(self) -> Longs:
         """Return the column with the value of each node."""
@@ -94,14 +93,6 @@ class RankPeers:
     groups: _Pattern
     peers: _Pattern
 
-    def group_column(self) -> Longs:
-        """Return the group of each collective."""
-        return self.groups.column()
-
-    def peer_column(self) -> Longs:
-        """Return the peer of each message."""
-        return self.peers.column()
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PeerRows:
@@ -122,12 +113,10 @@ def rank_peers(
     names = names.where(is_collective[names.node])
     texts, index = facts.distinct(names)
     ids = np.array([groups.find(text) for text in texts] or [0], np.int64)[index]
-    bad = np.zeros(len(columns), np.bool_)
-    bad[names.node[ids < 0]] = True
     faults.repaired(
         "ET018",
         columns,
-        bad,
+        names.node[ids < 0],
         "pg_name is not a group in comm_group.json",
         repair="treated as a group of all ranks",
         hint="put the comm_group.json of this trace into its folder, or name it with `comm_groups`",
@@ -142,17 +131,14 @@ def rank_peers(
     for name, far in (("comm_dst", is_send), ("comm_src", is_recv)):
         values_of_name = facts.integers(name)
         other = is_recv if far is is_send else is_send
-        good = values_of_name.where(
-            far[values_of_name.node] & (values_of_name.value >= 0) & (values_of_name.value < MAX_DEVICES)
-        )
-        strange = np.zeros(len(columns), np.bool_)
-        strange[values_of_name.node[far[values_of_name.node] & (values_of_name.value >= MAX_DEVICES)]] = True
+        far_values = values_of_name.where(far[values_of_name.node])
+        good = far_values.where((far_values.value >= 0) & (far_values.value < MAX_DEVICES))
+        strange = far_values.node[far_values.value >= MAX_DEVICES]
         limit = f"{name} is above the limit of {MAX_DEVICES:,} ranks"
         faults.nodes("ET014", columns, strange, limit, hint="name a rank of the job, or copy the file again")
         peer[good.node] = good.value
         own = values_of_name.where(other[values_of_name.node])
-        wrong = np.zeros(len(columns), np.bool_)
-        wrong[own.node[own.value != rank]] = True
+        wrong = own.node[own.value != rank]
         faults.nodes("ET014", columns, wrong, f"{name} is not the rank of this file, {rank}")
         rows.append(good.row)
         owns.append(own.where(own.value == rank))

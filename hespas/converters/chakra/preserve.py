@@ -40,6 +40,7 @@ from hespas.converters.chakra.wire import (
     Longs,
     Words,
     copy_spans,
+    has_payload,
     not_text,
     offsets_of,
 )
@@ -228,7 +229,6 @@ def collect(parts: Sequence[ExtraRows]) -> ExtraTable:
 
 _RANK = {name: rank for rank, name in enumerate(ATTRIBUTES)}
 _EXTRA_RANK = len(_RANK)
-_ODD = np.uint64(0x9E3779B97F4A7C15)
 
 
 def find_layouts(attrs: AttributeColumns, modelled: Bools, *, flagged: Bools, forced: Bools) -> Layouts:
@@ -248,64 +248,15 @@ def find_layouts(attrs: AttributeColumns, modelled: Bools, *, flagged: Bools, fo
     nodes = np.flatnonzero(unusual | forced)
     if not len(nodes):
         return Layouts((), nodes, nodes)
-    representative, index = _distinct(attrs, nodes)
-    names = attrs.keys
-    layouts: list[Layout] = []
-    for node in representative.tolist():
-        rows = slice(int(attrs.offsets[node]), int(attrs.offsets[node + 1]))
-        keys: list[int] = attrs.key[rows].tolist()
-        fields: list[int] = attrs.field[rows].tolist()
-        layouts.append(tuple((names[key], field) for key, field in zip(keys, fields, strict=True)))
+    code = attrs.key.astype(np.uint32) * np.uint32(_FIELDS) + attrs.field
+    rows, index = ByteRows(code.view(np.uint8), attrs.offsets * code.itemsize).take(nodes).distinct()
+    codes: list[list[int]] = [np.frombuffer(row, np.uint32).tolist() for row in rows]
+    layouts = (tuple((attrs.keys[number // _FIELDS], number % _FIELDS) for number in row) for row in codes)
     return Layouts(tuple(layouts), nodes, index)
 
 
-def _distinct(attrs: AttributeColumns, nodes: Longs) -> tuple[Longs, Longs]:
-    """Group the nodes by the names and types of their attributes, in order. Return one node of each group,
-    and for each node the index of its group.
-    """
-    code = attrs.key.astype(np.uint64) * np.uint64(64) + attrs.field
-    start, length = attrs.offsets[nodes], attrs.offsets[nodes + 1] - attrs.offsets[nodes]
-    own = _hashes(code, start, length)
-    _, first, inverse = np.unique(own, return_index=True, return_inverse=True)
-    order = np.argsort(first, kind="stable")
-    new_index = np.empty_like(order)
-    new_index[order] = np.arange(len(order))
-    first, inverse = first[order], new_index[inverse]
-    # Equal hashes should mean equal sequences; other sequences (an attack on the hash) get their own layout.
-    model = first[inverse]
-    same = length == length[model]
-    flat = np.repeat(start - (np.cumsum(length) - length), length) + np.arange(int(length.sum()))
-    shift = np.repeat(start[model] - start, length)
-    agree = code[np.minimum(flat + shift, len(code) - 1)] == code[flat] if len(code) else flat > 0
-    wrong = np.repeat(np.arange(len(nodes)), length)[~agree]
-    same[wrong] = False
-    strangers = np.flatnonzero(~same)
-    index = inverse.astype(np.int64)
-    index[strangers] = len(first) + np.arange(len(strangers))
-    return np.concatenate([nodes[first], nodes[strangers]]), index
-
-
-def _hashes(code: Words, start: Longs, length: Longs) -> Words:
-    """Return a hash of each slice of ``code``, for the comparison of many slices: a polynomial with an odd
-    base, modulo 2**64.
-    """
-    total = np.zeros(len(start), np.uint64)
-    for position in range(int(length.max()) if len(length) else 0):
-        rows = np.flatnonzero(length > position)
-        if len(rows) < _FEW:
-            from hashlib import blake2b
-
-            for row in np.flatnonzero(length > position).tolist():
-                tail = code[start[row] + position : start[row] + length[row]].tobytes()
-                total[row] ^= np.frombuffer(blake2b(tail, digest_size=8).digest(), np.uint64)[0]
-            return total
-        total[rows] = total[rows] * _ODD + code[start[rows] + position] + np.uint64(1)
-    return total
-
-
-_FEW = 16
-"""Number of long rows below which the rest of each row is hashed separately."""
-
+_FIELDS = 64
+"""Limit of the field numbers of attribute values."""
 _ROW_BYTES = 16
 
 
@@ -457,7 +408,7 @@ class PreservedRows:
         text_rows = np.flatnonzero(self.table.tag[rows] == Tag.TEXT)
         broken = not_text(ByteRows(self.data, self.table.offsets).take(rows[text_rows]))
         kind[text_rows] = np.where(broken, AttributeField.BYTES, AttributeField.STRING)
-        held = _has_payload(kind)
+        held = has_payload(kind)
         base = assembly.buffer(table.values)
         length = np.where(held, table.offsets[rows + 1] - table.offsets[rows], -1)
         bits = np.zeros(len(rows), np.uint64)
@@ -507,15 +458,7 @@ def _is_attribute(table: ExtraTable) -> Bools:
     tag = table.tag
     of_value = (tag >= AttributeField.DOUBLE) & (tag <= AttributeField.BYTES_LIST)
     eight_bytes = np.diff(table.offsets) == 8
-    is_attribute: Bools = (of_value & (eight_bytes | _has_payload(tag))) | (
+    is_attribute: Bools = (of_value & (eight_bytes | has_payload(tag))) | (
         (tag == Tag.NO_VALUE) & eight_bytes
     )
     return is_attribute
-
-
-def _has_payload(field: NDArray[np.integer]) -> Bools:
-    """Return a mask of the attribute fields whose values have any length: texts, bytes and lists."""
-    has_payload: Bools = (field >= AttributeField.BOOL_LIST) | (
-        (field > AttributeField.DOUBLE) & (field & 1 == 0)
-    )
-    return has_payload

@@ -244,24 +244,14 @@ def _tasks(batch: RankBatch, folder: RankFolder, equal: _EqualTraces) -> Iterato
     step = max(1, min(_RANKS_AT_ONCE, _BYTES_AT_ONCE // max(1, len(template.data))))
     for start in range(0, len(rows), step):
         some = rows[start : start + step]
-        yield _PatchedRanks(template, spelled[some], batch.ranks[some].tolist(), folder)
+        yield partial(_write_patched, template, spelled[some], batch.ranks[some].tolist(), folder)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _PatchedRanks:
-    """Task that writes the files of some ranks: it inserts the encoded variables of each rank into a
-    template. It is executed by one thread.
-    """
-
-    template: TraceTemplate
-    spelled: Bytes
-    ranks: list[int]
-    folder: RankFolder
-
-    def __call__(self) -> int:
-        for rank, data in zip(self.ranks, self.template.patched(self.spelled), strict=True):
-            self.folder.put(rank, data)
-        return len(self.ranks)
+def _write_patched(template: TraceTemplate, spelled: Bytes, ranks: list[int], folder: RankFolder) -> int:
+    """Write the files of some ranks: insert the encoded variables of each rank into a template."""
+    for rank, data in zip(ranks, template.patched(spelled), strict=True):
+        folder.put(rank, data)
+    return len(ranks)
 
 
 class _WriterThreads:

@@ -38,6 +38,7 @@ __all__ = [
     "groups_document",
     "permutation_document",
     "read_rank_map",
+    "used_entries",
 ]
 
 FILE_NAME = "rank_map.json"
@@ -162,7 +163,7 @@ class RankMap:
         ways = self._rows(
             entry.messages, len(sends), len(self.permutations), f"messages of rank {entry.rank}"
         )
-        named = own.group_column()
+        named = own.groups.column()
         for row in _distinct(sets[sets >= 0]):
             held = self.group_sets[row]
             group = held.group_of(entry.rank)
@@ -174,7 +175,7 @@ class RankMap:
                     self._refuse(
                         f"the file of rank {entry.rank} names no group, but group set {row} is expected"
                     )
-        peers = own.peer_column()
+        peers = own.peers.column()
         for row in _distinct(ways[ways >= 0]):
             way = self.permutations[row]
             for direction, peer in ((True, way.target_of(entry.rank)), (False, way.source_of(entry.rank))):
@@ -182,8 +183,8 @@ class RankMap:
                     self._refuse(
                         f"the file of rank {entry.rank} names a peer that differs from permutation {row}"
                     )
-        sets, held_sets = _own(sets, self.group_sets)
-        ways, held_ways = _own(ways, self.permutations)
+        sets, held_sets = used_entries(sets, self.group_sets)
+        ways, held_ways = used_entries(ways, self.permutations)
         return ClassPeers(sets, ways, held_sets, held_ways, rows.group, rows.peer)
 
     def _rows(self, listed: Sequence[int], count: int, most: int, what: str) -> Longs:
@@ -199,7 +200,7 @@ class RankMap:
 
 
 def _distinct(column: Longs) -> list[int]:
-    """Return the distinct values of a column in order of first appearance."""
+    """Return the distinct values of a column, ascending."""
     values: list[int] = np.unique(column).tolist()
     return values
 
@@ -207,9 +208,9 @@ def _distinct(column: Longs) -> list[int]:
 _Entry = TypeVar("_Entry")
 
 
-def _own(rows: Longs, table: Sequence[_Entry]) -> tuple[Longs, tuple[_Entry, ...]]:
-    """Return the entries of a table of the job that a class uses, in order of use, and ``rows`` as rows of
-    that smaller table.
+def used_entries(rows: Longs, table: Sequence[_Entry]) -> tuple[Longs, tuple[_Entry, ...]]:
+    """Return the entries of a table that ``rows`` refer to, in order of use, and ``rows`` as rows of that
+    smaller table.
     """
     used: list[int] = list(dict.fromkeys(rows[rows >= 0].tolist()))
     numbers = np.full(len(table) + 1, -1, np.int64)

@@ -38,9 +38,9 @@ from hespas.converters.chakra.contract import (
 from hespas.converters.chakra.forms import BINARY, TraceForm
 from hespas.converters.chakra.own_metadata import with_stated_steps
 from hespas.converters.chakra.peers import (
+    ClassPeers,
     Groups,
     PeerRows,
-    RankPeers,
     expressible,
     highest_rank,
     peers_of_class,
@@ -63,35 +63,11 @@ __all__ = ["read_chakra", "read_traces"]
 
 
 @dataclass(slots=True, eq=False)
-class _ChakraClass:
-    """Ranks whose files are equal except for process groups and message peers. ``columns`` and ``facts`` were
-    read from the file of the first of these ranks.
-    """
-
-    columns: EtColumns
-    facts: AttributeFacts
-    rows: PeerRows
-    ranks: list[RankPeers]
-    faults: Faults
-    renumbered: int = 0
-    """Number of ranks whose node ids start at another number than in the first rank."""
-
-
-@dataclass(slots=True, eq=False)
 class _ChakraJob:
-    """Rank classes and process groups of a job, as far as its files have been read."""
-
-    form: TraceForm
-    groups: Groups
-    group_file: bytes
-    classes: dict[bytes, _ChakraClass] = field(default_factory=dict[bytes, _ChakraClass])
-    templates: FileTemplates = field(default_factory=FileTemplates)
-
-
-@dataclass(frozen=True, slots=True)
-class _JobFiles:
-    """Files of a job: ``files`` are pairs of rank and path, sorted by rank (-1 for a file name without a
-    number). ``groups`` are the process groups, and ``group_file`` is the content of the file that lists them.
+    """Files of a job, and its rank classes and process groups as far as the files have been read. ``files``
+    are pairs of rank and path, sorted by rank (-1 for a file name without a number). ``group_file`` is the
+    content of the file that lists the process groups. ``rank_map`` maps ranks to files if there is one file
+    per class.
     """
 
     form: TraceForm
@@ -101,7 +77,8 @@ class _JobFiles:
     group_file: bytes
     is_directory: bool = False
     rank_map: RankMap | None = None
-    """Map from ranks to files, if there is one file per class."""
+    classes: dict[bytes, DecodedFile] = field(default_factory=dict[bytes, DecodedFile])
+    templates: FileTemplates = field(default_factory=FileTemplates)
 
 
 def read_chakra(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> Workload:
@@ -118,53 +95,80 @@ def read_traces(path: Path, options: ReadOptions, diagnostics: Diagnostics, form
     """
     faults = Faults(str(path), None, diagnostics, options.lenient, options.recover)
     opened = _directory if path.is_dir() else _file
-    source = opened(path, form, options, faults)
-    job = _ChakraJob(form, source.groups, source.group_file)
-    if source.rank_map is not None:
-        return _mapped(source, source.rank_map, job, options, faults)
-    for done, (rank, file) in enumerate(source.files):
-        _read_rank(rank, file, job, options, diagnostics, alone=not source.is_directory)
-        if options.progress:
-            options.progress(done + 1, len(source.files))
-    count, for_all = _size(source, job, options, faults)
+    job = opened(path, form, options, faults)
+    if job.rank_map is None:
+        for done, (rank, file) in enumerate(job.files):
+            _read_rank(rank, file, job, options, diagnostics)
+            if options.progress:
+                options.progress(done + 1, len(job.files))
+        count, for_all = _size(job, options, faults)
+        rank_class = np.broadcast_to(np.int32(0), (count,)) if for_all else np.full(count, ABSENT, np.int32)
+        classes = _expressible_classes(job, count, faults)
+    else:
+        rank_class = job.rank_map.rank_class.astype(np.int32)
+        classes = _mapped_classes(job, job.rank_map, options, diagnostics)
     graphs: list[OpGraph] = []
-    rank_class = np.full(count, ABSENT, np.int32)
     held: list[str] = []
-    for first in job.classes.values():
-        columns = first.columns
-        for ranks in expressible(first.ranks, job.groups, count):
-            peers = peers_of_class(columns, ranks, first.rows, job.groups, count)
+    metadata: dict[str, str] = {}
+    for decoded, ranks, peers in classes:
+        columns = decoded.columns
+        if rank_class.flags.writeable:  # otherwise one class has all ranks
+            rank_class[ranks] = len(graphs)
+        of_file = AttributeFacts.of(columns.metadata)
+        held.append(of_file.text(PROGRAM_BYTES).decode("utf-8", "replace"))
+        graph = to_graph(columns, decoded.facts, peers, job.name, decoded.faults)
+        graphs.append(with_stated_steps(graph, of_file.text(STEPS_ATTRIBUTE), diagnostics))
+        if not options.lenient:  # a checker finds cycles itself, for all formats
+            check_acyclic(columns, graphs[-1], decoded.faults)
+        if not metadata:
+            metadata = {"format": form.name, "version": columns.schema or columns.version}
+            texts = {key: of_file.text(name) for name, key in TEXTS_OF_JOB.items()}
+            metadata |= {key: text.decode("utf-8", "replace") for key, text in texts.items() if text}
+    renumbered = int(sum(files.renumbered for files in job.classes.values()))
+    message = "ranks number the same nodes from another first id; the first rank of a class represents all"
+    diagnostics.info("chakra.renumbered", faults.path, message, count=renumbered)
+    if job.group_file:
+        graphs[0] = replace(graphs[0], attachments={**graphs[0].attachments, FILE_NAME: job.group_file})
+    if all(held):  # sizes of the programs' arguments and results, one text per class
+        metadata[PROGRAM_BYTES] = ";".join(held)
+    if not job.is_directory:
+        metadata[RANK_ATTRIBUTE] = str(next(iter(job.classes.values())).ranks[0].rank)
+    made = Workload(name=job.name, classes=tuple(graphs), rank_class=rank_class, metadata=metadata)
+    return warn_of_whole_job(made, "chakra", Path(faults.path), diagnostics)
+
+
+_Class = tuple[DecodedFile, list[int], ClassPeers]
+"""Rank class: its decoded file, the ranks that are not in a rank map, and its group sets and permutations."""
+
+
+def _expressible_classes(job: _ChakraJob, count: int, faults: Faults) -> Iterator[_Class]:
+    """Yield the rank classes of a job of ``count`` ranks whose files have been read."""
+    for decoded in job.classes.values():
+        for ranks in expressible(decoded.ranks, job.groups, count):
+            peers = peers_of_class(decoded.columns, ranks, decoded.rows, job.groups, count)
             outside = [
                 rank.rank for rank in ranks for groups in peers.group_sets if groups.group_of(rank.rank) < 0
             ]
             if outside:
                 faults.error("ET019", f"rank {outside[0]} uses a process group but is not a member")
-            rank_class[[rank.rank for rank in ranks]] = len(graphs)
-            held.append(_text(columns, PROGRAM_BYTES).decode("utf-8", "replace"))
-            graph = to_graph(columns, first.facts, peers, source.name, first.faults)
-            graphs.append(with_stated_steps(graph, _text(columns, STEPS_ATTRIBUTE), faults.diagnostics))
-        if not options.lenient:  # a checker finds cycles itself, for all formats
-            check_acyclic(columns, graphs[-1], first.faults)
-    renumbered = int(sum(files.renumbered for files in job.classes.values()))
-    message = "ranks number the same nodes from another first id; the first rank of a class represents all"
-    faults.diagnostics.info("chakra.renumbered", faults.path, message, count=renumbered)
-    first = next(iter(job.classes.values()))
-    if job.group_file:
-        graphs[0] = replace(graphs[0], attachments={**graphs[0].attachments, FILE_NAME: job.group_file})
-    metadata = {"format": job.form.name, "version": first.columns.schema or first.columns.version}
-    metadata |= _texts(first.columns) | _joined(held)
-    if not source.is_directory:
-        metadata[RANK_ATTRIBUTE] = str(first.ranks[0].rank)
-    made = Workload(
-        name=source.name,
-        classes=tuple(graphs),
-        rank_class=np.broadcast_to(np.int32(0), (count,)) if for_all else rank_class,
-        metadata=metadata,
-    )
-    return warn_of_whole_job(made, "chakra", Path(faults.path), faults.diagnostics)
+            yield decoded, [rank.rank for rank in ranks], peers
 
 
-def _file(path: Path, form: TraceForm, options: ReadOptions, faults: Faults) -> _JobFiles:
+def _mapped_classes(
+    job: _ChakraJob, rank_map: RankMap, options: ReadOptions, diagnostics: Diagnostics
+) -> Iterator[_Class]:
+    """Read the files of a folder with a rank map, in which one file represents a class of ranks. Yield their
+    classes. Raise :class:`FormatError` if the files contradict the map.
+    """
+    for number, (rank, path) in enumerate(job.files):
+        decoded = _decoded(rank, path, job, options, diagnostics)
+        check_file(decoded.columns, decoded.facts, decoded.faults)
+        yield decoded, [], rank_map.peers(number, decoded.columns, decoded.ranks[0], decoded.rows, job.groups)
+        if options.progress:
+            options.progress(number + 1, len(job.files))
+
+
+def _file(path: Path, form: TraceForm, options: ReadOptions, faults: Faults) -> _ChakraJob:
     """Return the job of a single file, whose name may state the rank. Process groups are read from the same
     folder.
     """
@@ -175,10 +179,10 @@ def _file(path: Path, form: TraceForm, options: ReadOptions, faults: Faults) -> 
         rank = -1
     name = match["name"] if match else form.stem(path.name)
     groups, data = read_groups(path.parent, name, faults, options.comm_groups, trace=path)
-    return _JobFiles(form, name, ((rank, path),), groups, data)
+    return _ChakraJob(form, name, ((rank, path),), groups, data)
 
 
-def _directory(path: Path, form: TraceForm, options: ReadOptions, faults: Faults) -> _JobFiles:
+def _directory(path: Path, form: TraceForm, options: ReadOptions, faults: Faults) -> _ChakraJob:
     """Return all rank files of a folder. Some may be missing only if the files themselves state the number of
     ranks.
     """
@@ -213,7 +217,7 @@ def _directory(path: Path, form: TraceForm, options: ReadOptions, faults: Faults
     groups, data = read_groups(path, name, faults, options.comm_groups)
     rank_map = read_rank_map(path, list(ranks))
     if rank_map is not None:
-        return _JobFiles(form, name, tuple(sorted(ranks.items())), groups, data, True, rank_map)
+        return _ChakraJob(form, name, tuple(sorted(ranks.items())), groups, data, True, rank_map)
     for first, last in missing_ranks(entry.name for entry in path.glob(".*.missing")):
         if not all(rank in ranks for rank in range(first, min(last, MAX_DEVICES) + 1)):
             raise FormatError(
@@ -235,7 +239,7 @@ def _directory(path: Path, form: TraceForm, options: ReadOptions, faults: Faults
             path=str(path),
             hint="copy the files of all ranks again",
         )
-    return _JobFiles(form, name, tuple(sorted(ranks.items())), groups, data, is_directory=True)
+    return _ChakraJob(form, name, tuple(sorted(ranks.items())), groups, data, is_directory=True)
 
 
 def _job_size(columns: EtColumns) -> int:
@@ -245,62 +249,59 @@ def _job_size(columns: EtColumns) -> int:
 
 
 def _columns(path: Path, form: TraceForm, options: ReadOptions, diagnostics: Diagnostics) -> EtColumns:
-    columns = read_columns(
-        path,
-        diagnostics,
-        form=form,
-        max_bytes=options.max_bytes,
-        lenient=options.lenient,
-        version=options.version,
-        recover=options.recover,
-    )
+    columns = read_columns(path, diagnostics, options, form)
     if not columns.schema or options.run_time_unit != "ns":
         return columns
     times = columns.duration_micros
     return replace(columns, duration_micros=np.zeros_like(times), run_ns=times)
 
 
+def _decoded(
+    rank: int, path: Path, job: _ChakraJob, options: ReadOptions, diagnostics: Diagnostics
+) -> DecodedFile:
+    """Decode the file of one rank, and find its process groups and message peers."""
+    columns = _columns(path, job.form, options, diagnostics)
+    facts = AttributeFacts.of(columns.attrs)
+    number = _own_rank(columns, rank, job, diagnostics)
+    faults = Faults(str(path), number, diagnostics, options.lenient, options.recover)
+    peers, rows = rank_peers(columns, facts, number, job.groups, faults)
+    return DecodedFile(columns, facts, rows, [peers], faults)
+
+
 def _read_rank(
-    rank: int, path: Path, job: _ChakraJob, options: ReadOptions, diagnostics: Diagnostics, *, alone: bool
+    rank: int, path: Path, job: _ChakraJob, options: ReadOptions, diagnostics: Diagnostics
 ) -> None:
     """Read the file of one rank. It is checked unless an equal file of its class has been checked."""
-    like = None if alone else job.templates.find(path, rank, job.groups)
+    like = job.templates.find(path, rank, job.groups)
     if like is not None:
         key, peers = like
         job.classes[key].ranks.append(peers)
         return
     count_before = sum(diagnostics.counts().values())
-    columns = _columns(path, job.form, options, diagnostics)
-    facts = AttributeFacts.of(columns.attrs)
-    number = _own_rank(columns, rank, job, diagnostics, alone=alone)
-    faults = Faults(str(path), number, diagnostics, options.lenient, options.recover)
-    peers, rows = rank_peers(columns, facts, number, job.groups, faults)
+    decoded = _decoded(rank, path, job, options, diagnostics)
     digest = blake2b(digest_size=32)
-    for part in _hashed(columns, rows):
+    for part in _hashed(decoded.columns, decoded.rows):
         digest.update(part.size.to_bytes(8, "little"))
         digest.update(np.ascontiguousarray(part).tobytes())
     key = digest.digest()
-    known_class = job.classes.get(key)
-    renumbered = known_class is not None and _first_id(columns) != _first_id(known_class.columns)
-    if known_class is None:
-        check_file(columns, facts, faults)
-        job.classes[key] = _ChakraClass(columns, facts, rows, [peers], faults)
+    first_file = job.classes.setdefault(key, decoded)
+    renumbered = _first_id(decoded.columns) != _first_id(first_file.columns)
+    if first_file is decoded:
+        check_file(decoded.columns, decoded.facts, decoded.faults)
     else:
-        known_class.ranks.append(peers)
-        known_class.renumbered += renumbered
-    if not (alone or renumbered) and count_before == sum(diagnostics.counts().values()):
-        job.templates.add(path, key, DecodedFile(columns, facts, peers, rows))
+        first_file.ranks += decoded.ranks
+        first_file.renumbered += renumbered
+    if job.is_directory and not renumbered and count_before == sum(diagnostics.counts().values()):
+        job.templates.add(path, key, decoded)
 
 
-def _own_rank(
-    columns: EtColumns, rank: int, job: _ChakraJob, diagnostics: Diagnostics, *, alone: bool
-) -> int:
-    """Return the rank of a file: the number in the file name or, if the file is read ``alone``, the rank in
-    its metadata. If no process groups have been read yet, read those that the file contains.
+def _own_rank(columns: EtColumns, rank: int, job: _ChakraJob, diagnostics: Diagnostics) -> int:
+    """Return the rank of a file: the number in the file name or, if the file is read alone, the rank in its
+    metadata. If no process groups have been read yet, read those that the file contains.
     """
     facts = AttributeFacts.of(columns.metadata)
     own = facts.integers(RANK_ATTRIBUTE)
-    if alone and len(own.value) and 0 <= own.value[0] < MAX_DEVICES:
+    if not job.is_directory and len(own.value) and 0 <= own.value[0] < MAX_DEVICES:
         rank = int(own.value[0])
     rank = max(rank, 0)
     embedded = facts.texts(GROUPS_ATTRIBUTE)
@@ -344,65 +345,7 @@ def _hashed(columns: EtColumns, rows: PeerRows) -> Iterator[NDArray[np.generic]]
     yield np.frombuffer("\0".join((columns.version, *attrs.keys, "\1", *meta.keys)).encode(), np.uint8)
 
 
-def _mapped(
-    source: _JobFiles, rank_map: RankMap, job: _ChakraJob, options: ReadOptions, faults: Faults
-) -> Workload:
-    """Return the workload of a folder with a rank map, in which one file represents a class of ranks. Raise
-    :class:`FormatError` if the files contradict the map.
-    """
-    graphs: list[OpGraph] = []
-    held: list[str] = []
-    metadata: dict[str, str] = {}
-    for number, (rank, path) in enumerate(source.files):
-        own = Faults(str(path), rank, faults.diagnostics, options.lenient, options.recover)
-        columns = _columns(path, job.form, options, faults.diagnostics)
-        facts = AttributeFacts.of(columns.attrs)
-        own_peers, rows = rank_peers(columns, facts, rank, job.groups, own)
-        check_file(columns, facts, own)
-        peers = rank_map.peers(number, columns, own_peers, rows, job.groups)
-        graph = to_graph(columns, facts, peers, source.name, own)
-        graphs.append(with_stated_steps(graph, _text(columns, STEPS_ATTRIBUTE), faults.diagnostics))
-        held.append(_text(columns, PROGRAM_BYTES).decode("utf-8", "replace"))
-        if not options.lenient:
-            check_acyclic(columns, graphs[-1], own)
-        if not number:
-            metadata = {"format": job.form.name, "version": columns.schema or columns.version} | _texts(
-                columns
-            )
-        if options.progress:
-            options.progress(number + 1, len(source.files))
-    if job.group_file:
-        graphs[0] = replace(graphs[0], attachments={**graphs[0].attachments, FILE_NAME: job.group_file})
-    made = Workload(
-        name=source.name,
-        classes=tuple(graphs),
-        rank_class=rank_map.rank_class.astype(np.int32),
-        metadata=metadata | _joined(held),
-    )
-    return warn_of_whole_job(made, "chakra", Path(faults.path), faults.diagnostics)
-
-
-def _text(columns: EtColumns, name: str) -> bytes:
-    """Return a metadata attribute of a trace as bytes, empty if it is absent."""
-    facts = AttributeFacts.of(columns.metadata)
-    return b"".join(facts.values(facts.texts(name)))
-
-
-def _joined(held: list[str]) -> dict[str, str]:
-    """Return the job's metadata entry with the sizes of the programs' arguments and results, joined from one
-    text per class. Return an empty dictionary if a class has no text.
-    """
-    return {PROGRAM_BYTES: ";".join(held)} if all(held) else {}
-
-
-def _texts(columns: EtColumns) -> dict[str, str]:
-    """Return metadata of the job that a file states, such as the device of its times."""
-    facts = AttributeFacts.of(columns.metadata)
-    texts = {key: b"".join(facts.values(facts.texts(name))) for name, key in TEXTS_OF_JOB.items()}
-    return {key: text.decode("utf-8", "replace") for key, text in texts.items() if text}
-
-
-def _size(source: _JobFiles, job: _ChakraJob, options: ReadOptions, faults: Faults) -> tuple[int, bool]:
+def _size(job: _ChakraJob, options: ReadOptions, faults: Faults) -> tuple[int, bool]:
     """Return the number of ranks of the job, and True if one file represents all of them. A file represents
     all ranks if the user states their number and the file communicates with all ranks only.
 
@@ -413,7 +356,7 @@ def _size(source: _JobFiles, job: _ChakraJob, options: ReadOptions, faults: Faul
     read = 1 + max(rank.rank for rank in ranks)
     least = 1 + highest_rank(ranks, job.groups)
     wanted = options.num_devices or 0
-    if source.is_directory:
+    if job.is_directory:
         count = max(read, stated_size, wanted)
         if count < least and not options.lenient:  # a checker reports the node
             faults.error(

@@ -28,6 +28,7 @@ __all__ = [
     "LARGEST_COUNT",
     "LIST_NAMES",
     "TensorLists",
+    "decimal_widths",
     "distinct",
     "is_as_stated",
     "list_bytes",
@@ -137,7 +138,7 @@ def distinct(numbers: Longs) -> tuple[Longs, Longs]:
 
 def list_bytes(ids: Words, size: Longs) -> Longs:
     """Return the encoded size [bytes] of a list with only the node's own tensor; 0 for a tensor of size 0."""
-    return np.where(size > 0, 4 + _digits(ids) + _digits(size.view(np.uint64)), 0)
+    return np.where(size > 0, 4 + decimal_widths(ids) + decimal_widths(size.view(np.uint64)), 0)
 
 
 def _named_sizes(ids: Words, size: Longs) -> ByteRows:
@@ -147,7 +148,7 @@ def _named_sizes(ids: Words, size: Longs) -> ByteRows:
     there = np.flatnonzero(size)
     amount = size[there].view(np.uint64)
     name = ids[there]
-    widths = (_digits(name), _digits(amount))
+    widths = (decimal_widths(name), decimal_widths(amount))
     offsets = offsets_of(list_bytes(ids, size))
     data = np.empty(int(offsets[-1]), np.uint8)
     at = offsets[there]
@@ -163,7 +164,8 @@ def _named_sizes(ids: Words, size: Longs) -> ByteRows:
     return ByteRows(data, offsets)
 
 
-def _digits(value: Words) -> Longs:
+def decimal_widths(value: Words) -> Longs:
+    """Return the number of decimal digits of each value."""
     return np.searchsorted(_POWERS, value, side="right") + 1
 
 

@@ -23,8 +23,9 @@ from hespas.converters.chakra.lowering import unrolled
 from hespas.converters.chakra.own_metadata import texts_of_job, with_metadata
 from hespas.converters.chakra.readiness import LIST_NAMES, is_as_stated, list_bytes, written_bytes
 from hespas.converters.chakra.wire import Longs, Words, offsets_of
+from hespas.converters.chakra.wire.decode import framed_messages
 from hespas.converters.chakra.wire.encode import varint_widths
-from hespas.files.wire import decode_varint, tag
+from hespas.files.wire import tag
 from hespas.graph import Diagnostics, NodeKind, OpGraph, RaggedArray, Workload
 from hespas.graph.columns import is_one_value
 from hespas.graph.opgraph import NODE_COLUMNS
@@ -113,16 +114,10 @@ class _FrameKinds:
         """Return the size of the trace of one rank [bytes]."""
         parts = TraceLowering(self.small).parts(variables)
         data = b"".join(piece.tobytes() for piece in encoded(part.columns for part in parts))
-        lengths: list[int] = []
-        at = metadata_end = 0
-        while at < len(data):
-            length, at = decode_varint(data, at, len(data))
-            lengths.append(length)
-            at += length
-            metadata_end = metadata_end or at
-        rest = np.array(lengths[1:], np.int64) - self.own
-        content = rest[self.which] + self.numbered
-        return metadata_end + int(content.sum() + varint_widths(content.view(np.uint64)).sum())
+        lengths = np.array([len(message) for message in framed_messages(data)], np.int64)
+        lengths[1:] -= self.own
+        content = np.append(lengths[:1], lengths[1:][self.which] + self.numbered)
+        return int(content.sum() + varint_widths(content.view(np.uint64)).sum())
 
 
 def _columns(graph: OpGraph) -> Iterator[Longs]:

@@ -16,7 +16,7 @@ import json
 import re
 from collections.abc import Sequence
 from math import isfinite, nan, prod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -101,12 +101,9 @@ def _joined(spelled: Sequence[tuple[str, str]]) -> TypeTexts:
 def type_texts(graph: OpGraph, operands: RaggedArray) -> IoColumns:
     """Return the ``IOInfo`` texts of all nodes that have operands (or results, if these are given)."""
     nodes = np.flatnonzero(operands.lengths)
-    lists = operands.values.astype(np.int32, copy=False).tobytes()
-    start: list[int] = (operands.offsets[nodes] * 4).tolist()
-    end: list[int] = (operands.offsets[nodes + 1] * 4).tolist()
-    keys = list(map(lists.__getitem__, map(slice, start, end)))
-    distinct = {key: number for number, key in enumerate(dict.fromkeys(keys))}
-    which = np.fromiter(map(distinct.__getitem__, keys), np.int64, len(keys))
+    values = operands.values.astype(np.int32, copy=False)
+    bounds = np.append(operands.offsets[nodes], len(values)) * values.itemsize
+    distinct, which = ByteRows(values.view(np.uint8), bounds).distinct()
     types = graph.types
     spelled: dict[int, tuple[str, str]] = {}
     for row in set(operands.values.tolist()):
@@ -306,8 +303,10 @@ def contraction_texts(graph: OpGraph) -> tuple[Longs, list[bytes], Longs]:
     table = graph.contractions
     columns = [getattr(table, name).tolist() for name in table.DTYPES]
     texts: dict[int, str] = {}
+    spelled: dict[tuple[Any, ...], str] = {}
     for node, *values in zip(*columns, strict=True):
-        text = _ContractionText(*values).text()
+        row = tuple(values)
+        text = spelled.get(row) or spelled.setdefault(row, _ContractionText(*row).text())
         texts[node] = f"{texts[node]};{text}" if node in texts else text
     distinct = {text: number for number, text in enumerate(dict.fromkeys(texts.values()))}
     which = np.array([distinct[text] for text in texts.values()], np.int64)

@@ -11,11 +11,11 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from hespas.converters.chakra.checks import Faults
 from hespas.converters.chakra.contract import AttributeFacts
 from hespas.converters.chakra.peers import Groups, PeerRows, RankPeers
 from hespas.converters.chakra.wire import Bools, EtColumns, Longs
@@ -39,15 +39,20 @@ _NUMBER = {
 _Span = tuple[int, int]
 
 
-class DecodedFile(NamedTuple):
-    """Decoded trace file. ``peers`` are the process groups and message peers that it states, and ``rows`` the
-    attribute rows that state them.
+@dataclass(slots=True, eq=False)
+class DecodedFile:
+    """Decoded trace file and the ranks whose files equal it except for process groups and message peers.
+    ``ranks`` are the groups and peers of each of these ranks, starting with the rank of the file. ``rows``
+    are the attribute rows that state them in the file.
     """
 
     columns: EtColumns
     facts: AttributeFacts
-    peers: RankPeers
     rows: PeerRows
+    ranks: list[RankPeers]
+    faults: Faults
+    renumbered: int = 0
+    """Number of ranks whose node ids start at another number than in the file."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -75,41 +80,23 @@ class _FileTemplate:
     others: _ValueSpans
     own: _ValueSpans
 
-    def values_of(self, data: bytes, rank: int, ids: _GroupIdCache) -> RankPeers | None:
+    def values_of(self, data: bytes, rank: int, groups: Groups) -> RankPeers | None:
         """Return the process groups and message peers of another file (of rank ``rank``) if all other bytes
         of that file equal the template. Otherwise return None.
         """
         theirs = np.frombuffer(data, np.uint8)
         if ((theirs != self.data) & self.fixed).any():
             return None
-        named = [ids.of(data[start:stop]) for start, stop in self.names.spans]
+        names = [data[start:stop].decode("utf-8", "replace") for start, stop in self.names.spans]
+        ids = {name: groups.find(name) for name in set(names)}
         others = [_number(data[start:stop]) for start, stop in self.others.spans]
         own = {_number(data[start:stop]) for start, stop in self.own.spans}
-        if min(named, default=1) < 1 or not own <= {rank}:
+        if min(ids.values(), default=1) < 1 or not own <= {rank}:
             return None
         if not all(0 <= number < MAX_DEVICES for number in others):
             return None
-        groups = self.peers.groups.replaced(self.names.places, named)
-        return RankPeers(rank, groups, self.peers.peers.replaced(self.others.places, others))
-
-
-@dataclass(slots=True, eq=False)
-class _GroupIdCache:
-    """Cache of process group ids by group name."""
-
-    groups: Groups
-    _numbers_of: dict[bytes, int] = field(default_factory=dict[bytes, int])
-
-    def of(self, text: bytes) -> int:
-        """Return the id of a group name; 0 or less if it is not the name of a listed group."""
-        group = self._numbers_of.get(text)
-        if group is None:
-            try:
-                group = self.groups.find(text.decode())
-            except UnicodeDecodeError:
-                group = -1
-            self._numbers_of[text] = group
-        return group
+        named = self.peers.groups.replaced(self.names.places, [ids[name] for name in names])
+        return RankPeers(rank, named, self.peers.peers.replaced(self.others.places, others))
 
 
 @dataclass(slots=True, eq=False)
@@ -119,7 +106,6 @@ class FileTemplates:
     """
 
     _by_length: dict[int, list[_FileTemplate]] = field(default_factory=dict[int, list[_FileTemplate]])
-    _ids: _GroupIdCache | None = None
     _count: int = 0
 
     def find(self, path: Path, rank: int, groups: Groups) -> tuple[bytes, RankPeers] | None:
@@ -129,10 +115,8 @@ class FileTemplates:
         if not self._count:
             return None
         data = _content(path)
-        if self._ids is None or self._ids.groups is not groups:
-            self._ids = _GroupIdCache(groups)
         for template in self._by_length.get(len(data), ()):
-            values = template.values_of(data, rank, self._ids)
+            values = template.values_of(data, rank, groups)
             if values is not None:
                 return template.key, values
         return None
@@ -162,7 +146,7 @@ def _template(data: bytes, key: bytes, decoded: DecodedFile) -> _FileTemplate | 
     """Return the template of a decoded file; None if a search in its bytes does not find exactly the decoded
     values.
     """
-    facts, rows, peers = decoded.facts, decoded.rows, decoded.peers
+    facts, rows, peers = decoded.facts, decoded.rows, decoded.ranks[0]
     names = _names(data, facts)
     sources, targets = _numbers(data, facts, "comm_src"), _numbers(data, facts, "comm_dst")
     if names is None or sources is None or targets is None:

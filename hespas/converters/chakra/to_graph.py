@@ -304,8 +304,7 @@ def _classes_of_words(
             yield operations[row] if row else names.text(node)
 
     metadata = AttributeFacts.of(reader.columns.metadata)
-    schemas = list(metadata.values(metadata.texts(SCHEMA_ATTRIBUTE)))
-    return classes_by_name(default, (reader.kind, flops), words, schemas[0].decode() if schemas else "")
+    return classes_by_name(default, (reader.kind, flops), words, metadata.text(SCHEMA_ATTRIBUTE).decode())
 
 
 def _report(reader: _AttributeReader, costs: _NodeCosts, faults: Faults) -> None:
@@ -351,10 +350,10 @@ def _collective_table(
         node=nodes.astype(np.int32),
         kind=kind[nodes],
         group_set=peers.group_set.astype(np.int32),
-        comm_bytes=_sizes(reader, "comm_size", is_collective)[nodes],
-        operand_bytes=_sizes(reader, "comm_operand_bytes", is_collective)[nodes],
-        result_bytes=_sizes(reader, "comm_result_bytes", is_collective)[nodes],
-        channel=_numbers(reader, "channel", is_collective)[nodes],
+        comm_bytes=reader.sizes("comm_size", is_collective)[nodes],
+        operand_bytes=reader.sizes("comm_operand_bytes", is_collective)[nodes],
+        result_bytes=reader.sizes("comm_result_bytes", is_collective)[nodes],
+        channel=reader.numbers("channel", is_collective)[nodes],
         reduction=reader.texts("reduction", strings, is_collective)[nodes],
     )
 
@@ -367,27 +366,10 @@ def _p2p_table(reader: _AttributeReader, peers: ClassPeers) -> P2pTable:
     return P2pTable(
         node=nodes.astype(np.int32),
         permutation=peers.permutation.astype(np.int32),
-        comm_bytes=_sizes(reader, "comm_size", is_message)[nodes],
-        tag=_numbers(reader, "comm_tag", is_message)[nodes],
+        comm_bytes=reader.sizes("comm_size", is_message)[nodes],
+        tag=reader.numbers("comm_tag", is_message)[nodes],
         host=np.zeros(len(nodes), np.bool_),
     )
-
-
-def _sizes(reader: _AttributeReader, name: str, nodes: Bools) -> FloatArray:
-    """Return a column of bytes from an attribute of the nodes marked in ``nodes``; NaN if a node does not
-    have it.
-    """
-    return reader.take(reader.find(name, nodes=nodes))
-
-
-def _numbers(reader: _AttributeReader, name: str, nodes: Bools) -> IntArray:
-    """Return a column of integers from an attribute of the nodes marked in ``nodes``; -1 if a node does not
-    have it.
-    """
-    numbers = reader.integers(name, nodes, 0, _LARGEST_NUMBER)
-    column = np.full(len(reader.columns), -1, np.int64)
-    column[numbers.node] = numbers.value
-    return column
 
 
 _EXACT = 1 << 53
@@ -460,6 +442,17 @@ class _AttributeReader:
         values = self._within(name, values, good, nodes)
         self.modelled[values.row] = True
         return values
+
+    def sizes(self, name: str, nodes: Bools) -> FloatArray:
+        """Return an integer attribute of the marked ``nodes`` as a column of bytes, NaN if absent."""
+        return self.take(self.find(name, nodes=nodes))
+
+    def numbers(self, name: str, nodes: Bools) -> IntArray:
+        """Return an integer attribute of the marked ``nodes`` as a column, -1 if absent."""
+        values = self.integers(name, nodes, 0, _LARGEST_NUMBER)
+        column = np.full(len(self.columns), -1, np.int64)
+        column[values.node] = values.value
+        return column
 
     def texts(self, name: str, strings: StringTableBuilder, nodes: Bools | None = None) -> SmallIntArray:
         """Return a string attribute as a column of string table rows, 0 if absent. Empty strings are

@@ -22,7 +22,7 @@ from hespas.converters.chakra.comm_groups import (
 from hespas.converters.chakra.contract import GROUPS_ATTRIBUTE, JOB_ATTRIBUTE, RANK_ATTRIBUTE
 from hespas.converters.chakra.expansion import RankValues
 from hespas.converters.chakra.forms import BINARY, TraceForm
-from hespas.converters.chakra.job_traces import RankTraces, RankVariant, TraceAccount
+from hespas.converters.chakra.job_traces import RankTraces, TraceAccount
 from hespas.converters.chakra.losses import report
 from hespas.converters.chakra.lowering import unrolled
 from hespas.converters.chakra.own_metadata import texts_of_job, with_label, with_metadata
@@ -34,6 +34,7 @@ from hespas.converters.chakra.rank_map import (
     RankMapDocument,
     groups_document,
     permutation_document,
+    used_entries,
 )
 from hespas.converters.chakra.wire import Longs
 from hespas.converters.format import Value, WriteOptions
@@ -180,22 +181,7 @@ def _write_directory(request: _WriteRequest) -> TraceAccount:
         if document:
             (folder.path / FILE_NAME).write_bytes(document)
         if options.only_classes:
-            # One file per class, that of its lowest rank, and the map of ranks: one encoding per class.
-            account = TraceAccount()
-            representative = np.full(job.workload.num_ranks, ABSENT, np.int64)
-            classes = _MappedClasses(job, folder)
-            for runs, members in job.rank_variants(ranks):
-                representative[members] = classes.first(runs, members)
-                account.add(runs, len(members))
-            rank_map = RankMapDocument(
-                num_ranks=job.workload.num_ranks,
-                representative=representative.tolist(),
-                classes=[classes.documents[rank] for rank in sorted(classes.documents)],
-                group_sets=[groups_document(groups) for groups in classes.group_sets],
-                permutations=[permutation_document(way) for way in classes.permutations],
-            )
-            (folder.path / MAP_NAME).write_bytes(encode_json(rank_map) + b"\n")
-            return account
+            return _write_classes(job, ranks, folder)
     except OSError as error:
         raise OutputError(f"cannot be written: {error.strerror or error}", path=str(folder.path)) from error
 
@@ -227,37 +213,40 @@ def share_of(count: int, number: int, shares: int) -> slice:
     return slice((number - 1) * count // shares, number * count // shares)
 
 
-class _MappedClasses:
-    """Rank classes of which one file was written so far, for the rank map. ``group_sets`` and
-    ``permutations`` number the group sets and permutations that they use.
-    """
-
-    def __init__(self, job: RankTraces, folder: RankFolder) -> None:
-        self._job, self._folder = job, folder
-        self._first: dict[tuple[int, bytes], int] = {}
-        self.documents: dict[int, ClassDocument] = {}
-        self.group_sets: dict[GroupSet, int] = {}
-        self.permutations: dict[Permutation, int] = {}
-
-    def first(self, runs: RankVariant, members: Longs) -> int:
-        """Return the rank whose file represents these ranks; write its file if it does not exist yet."""
-        key = (runs.of_class, runs.pattern)
-        if key in self._first:
-            return self._first[key]
-        rank = self._first[key] = int(members[0])
-        graph = runs.writer.graph
-        variables = RankValues.of(graph, members[:1], self._job.groups, {}).variables(0)
-        self._folder.put_pieces(rank, lambda: runs.writer.pieces(variables))
-        collective = graph.kind == NodeKind.COLLECTIVE
-        message = (graph.kind == NodeKind.SEND) | (graph.kind == NodeKind.RECV)
-        sets = _of_nodes(graph, graph.collectives.node, graph.collectives.group_set)[collective]
-        ways = _of_nodes(graph, graph.p2p.node, graph.p2p.permutation)[message]
-        self.documents[rank] = ClassDocument(
-            rank=rank,
-            collectives=_numbered(sets, graph.group_sets, self.group_sets),
-            messages=_numbered(ways, graph.permutations, self.permutations),
-        )
-        return rank
+def _write_classes(job: RankTraces, ranks: Longs, folder: RankFolder) -> TraceAccount:
+    """Write one file per class, that of its lowest rank, and the map of ranks: one encoding per class."""
+    account = TraceAccount()
+    representative = np.full(job.workload.num_ranks, ABSENT, np.int64)
+    first: dict[tuple[int, bytes], int] = {}
+    documents: dict[int, ClassDocument] = {}
+    group_sets: dict[GroupSet, int] = {}
+    permutations: dict[Permutation, int] = {}
+    for runs, members in job.rank_variants(ranks):
+        rank = first.setdefault((runs.of_class, runs.pattern), int(members[0]))
+        representative[members] = rank
+        if rank not in documents:
+            graph = runs.writer.graph
+            variables = RankValues.of(graph, members[:1], job.groups, {}).variables(0)
+            folder.put_pieces(rank, partial(runs.writer.pieces, variables))
+            collective = graph.kind == NodeKind.COLLECTIVE
+            message = (graph.kind == NodeKind.SEND) | (graph.kind == NodeKind.RECV)
+            sets = _of_nodes(graph, graph.collectives.node, graph.collectives.group_set)[collective]
+            ways = _of_nodes(graph, graph.p2p.node, graph.p2p.permutation)[message]
+            documents[rank] = ClassDocument(
+                rank=rank,
+                collectives=_numbered(sets, graph.group_sets, group_sets),
+                messages=_numbered(ways, graph.permutations, permutations),
+            )
+        account.add(runs, len(members))
+    rank_map = RankMapDocument(
+        num_ranks=job.workload.num_ranks,
+        representative=representative.tolist(),
+        classes=[documents[rank] for rank in sorted(documents)],
+        group_sets=[groups_document(groups) for groups in group_sets],
+        permutations=[permutation_document(way) for way in permutations],
+    )
+    (folder.path / MAP_NAME).write_bytes(encode_json(rank_map) + b"\n")
+    return account
 
 
 def _of_nodes(graph: OpGraph, nodes: SmallIntArray, rows: SmallIntArray) -> Longs:
@@ -271,9 +260,7 @@ def _numbered(rows: Longs, table: Sequence[_Entry], job_rows: dict[_Entry, int])
     """Convert rows of a graph's table to rows of the job's table. New entries are added to ``job_rows`` in
     order of use.
     """
-    numbers = np.full(len(table) + 1, -1, np.int64)  # the last entry belongs to row -1
-    used: list[int] = rows[rows >= 0].tolist()
-    for row in dict.fromkeys(used):
-        numbers[row] = job_rows.setdefault(table[row], len(job_rows))
-    listed: list[int] = numbers[rows].tolist()
+    used, entries = used_entries(rows, table)
+    numbers = [job_rows.setdefault(entry, len(job_rows)) for entry in entries]
+    listed: list[int] = np.array([*numbers, -1])[used].tolist()
     return listed

@@ -121,12 +121,17 @@ def _take_extra(table: ExtraTable, rows: IntArray) -> ExtraTable:
     lengths = np.diff(table.offsets)[taken_rows]
     offsets = np.zeros(len(taken_rows) + 1, np.int64)
     np.cumsum(lengths, out=offsets[1:])
+    # Values of consecutive rows are copied at once.
+    first = np.flatnonzero(np.diff(taken_rows, prepend=-2) != 1)
+    last = np.append(first, len(taken_rows))[1:] - 1
+    starts: list[int] = table.offsets[taken_rows[first]].tolist()
+    ends: list[int] = table.offsets[taken_rows[last] + 1].tolist()
     return ExtraTable(
         node=np.concatenate([np.full(len(of_file), -1, np.int32), node]),
         key=table.key[taken_rows],
         tag=table.tag[taken_rows],
         offsets=offsets,
-        values=b"".join(table.value(row) for row in taken_rows.tolist()),
+        values=b"".join(table.values[start:end] for start, end in zip(starts, ends, strict=True)),
     )
 
 

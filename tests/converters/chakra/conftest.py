@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from hespas.converters.chakra.wire import EtColumns
 from hespas.converters.chakra.wire.codec import read_columns
-from hespas.converters.chakra.wire.encode import encode_chunks
+from hespas.converters.chakra.wire.encode import encode_metadata, encode_nodes
+from hespas.converters.format import ReadOptions
 from hespas.graph.diagnostics import Diagnostics
 from tests.chakra_messages import reference_messages
 
@@ -80,11 +80,10 @@ class Codec:
     ) -> EtColumns:
         self.path.write_bytes(data)
         found = Diagnostics() if diagnostics is None else diagnostics
-        return read_columns(self.path, found, lenient=lenient, version=version)
+        return read_columns(self.path, found, ReadOptions(lenient=lenient, version=version))
 
-    def encode(self, columns: EtColumns, chunk_nodes: int = 4096) -> bytes:
-        pieces = encode_chunks(columns, chunk_nodes)
-        return b"".join(np.frombuffer(piece, np.uint8).tobytes() for piece in pieces)
+    def encode(self, columns: EtColumns) -> bytes:
+        return encode_metadata(columns).tobytes() + encode_nodes(columns).tobytes()
 
 
 @pytest.fixture(scope="session")

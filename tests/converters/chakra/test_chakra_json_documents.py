@@ -9,6 +9,7 @@ import pytest
 from google.protobuf import json_format
 
 from hespas.converters import ReadOptions, sniff
+from hespas.converters.chakra.checks import Faults
 from hespas.converters.chakra.json import JsonFrames
 from hespas.converters.chakra.json.files import read_chakra_json
 from hespas.converters.chakra.reader import read_chakra
@@ -67,8 +68,12 @@ def test_printed_documents_become_the_messages_they_were(
     )
     path = tmp_path / "trace.json"
     path.write_text(text, encoding="utf-8")
-    found = [m.data for m in JsonFrames(path, Diagnostics(), max_bytes=None, lenient=False).messages()]
+    found = [m.data for m in JsonFrames(path, faults_of(path), max_bytes=None).messages()]
     assert found == [message.SerializeToString(deterministic=True) for message in messages]
+
+
+def faults_of(path: Path) -> Faults:
+    return Faults(str(path), None, Diagnostics(), lenient=False)
 
 
 def _job(reference: Any, folder: Path) -> tuple[Path, Path]:
@@ -271,7 +276,7 @@ def test_blocks_of_any_size_give_the_same_nodes(
     expected = [message.SerializeToString(deterministic=True) for message in messages]
     for size in (1, 7, 64, 1000):
         monkeypatch.setattr("hespas.converters.chakra.json._BLOCK_BYTES", size)
-        found = JsonFrames(path, Diagnostics(), max_bytes=None, lenient=False).messages()
+        found = JsonFrames(path, faults_of(path), max_bytes=None).messages()
         assert [message.data for message in found] == expected
 
 

@@ -241,14 +241,13 @@ def test_values_of_all_ranks_are_those_of_each(
     widths = values.widths()
     for rank in range(RANKS):
         variables = values.variables(rank)
-        assert variables.own == rank
-        assert variables.groups == tuple(ids.text(groups, rank) for groups in graph.group_sets)
-        assert variables.targets == tuple(max(0, way.target_of(rank)) for way in graph.permutations)
-        assert variables.sources == tuple(max(0, way.source_of(rank)) for way in graph.permutations)
+        names = [ids.text(groups, rank) for groups in graph.group_sets]
+        ways = [(way.target_of(rank), way.source_of(rank)) for way in graph.permutations]
+        assert variables == (*names, rank, *(max(0, peer) for pair in ways for peer in pair))
         alone = values.take(np.array([rank]))
         spelled = alone.spelled(tuple(widths[rank].tolist())).tobytes()
         assert spelled == b"".join(
-            value if isinstance(value, bytes) else bytes([value]) for value in variables.values()
+            value if isinstance(value, bytes) else bytes([value]) for value in variables
         )
 
 

@@ -16,7 +16,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hespas.converters.chakra.contract import ATTRIBUTES, INTEGER_FIELDS
+from hespas.converters.chakra.checks import Faults
+from hespas.converters.chakra.contract import ATTRIBUTES, INTEGER_BOUNDS
 from hespas.converters.chakra.wire import (
     AttributeColumns,
     Bools,
@@ -38,7 +39,6 @@ from hespas.converters.chakra.wire.decode import FrameBatch, Metadata
 from hespas.converters.chakra.wire.messages import NOT_TEXT, KeyTable
 from hespas.converters.chakra.wire.walk import WireFields, tag_of, walk
 from hespas.files.wire import encode_varint
-from hespas.graph.diagnostics import Diagnostics
 from hespas.graph.errors import FormatError
 from hespas.schemas.chakra import CURRENT
 from hespas.schemas.chakra.tables import (
@@ -63,14 +63,6 @@ _RUN_TIME_KEY = "runtime"
 _TRUTHS = "involved_dim"
 """Name of a list of bools that older writers had to write as integers."""
 
-_INTEGER_BOUNDS: dict[int, tuple[int, int]] = {
-    AttributeField.INT32: (-(1 << 31), (1 << 31) - 1),
-    AttributeField.INT64: (-(1 << 63), (1 << 63) - 1),
-    AttributeField.UINT64: (0, (1 << 63) - 1),
-    AttributeField.BOOL: (0, 1),
-}
-"""Range of each integer type within signed 64 bits."""
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _OldAttributes:
@@ -82,20 +74,6 @@ class _OldAttributes:
     columns: AttributeColumns
     run_time: Words
     bad: Bools
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _OldAttributeRows:
-    """Attributes of an old schema in file order. Their values are already encoded as in the current
-    schema.
-    """
-
-    key: NDArray[np.int32]
-    field: Bytes
-    bits: Words
-    payload: ByteRows
-    doc_row: Longs
-    doc: ByteRows
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -166,39 +144,28 @@ class _AttributeDecoder:
         doc = ByteRows(*copy_spans(window, doc_start[doc_row], doc_length[doc_row]))
         bad[doc_row[not_text(doc)]] = True
         raw = _AttributeMessages(inner, held[~bad[inner.owner[held]]], number, start, length)
-        values = self._values(raw, np.where(bad, np.int32(0), key))
-        values = replace(values, doc_row=doc_row, doc=doc)
-        bad |= values.field == _MALFORMED
-        if of_nodes:
-            # Replace the numbers of collective kinds by those of the current schema.
-            kind_rows = np.flatnonzero(
-                (values.key == self.keys.find("comm_type"))
-                & np.isin(values.field, (AttributeField.INT64, AttributeField.UINT64))
-            )
-            unknown_kind = np.zeros(len(values.key), np.bool_)
-            if len(kind_rows):
-                today = np.array(self.version.comm_types, np.uint64)
-                old_kind = values.bits[kind_rows]
-                unknown_kind[kind_rows[old_kind >= len(today)]] = True
-                values.bits[kind_rows] = today[np.minimum(old_kind, np.uint64(len(today) - 1)).view(np.int64)]
-            bad |= unknown_kind
-            wanted = np.array(
-                [
-                    ATTRIBUTES.get(name, 0) if ATTRIBUTES.get(name) in INTEGER_FIELDS else 0
-                    for name in self.keys.names
-                ]
-                or [0],
-                np.uint8,
-            )[values.key]
-            integer = (values.field == AttributeField.INT64) | (values.field == AttributeField.UINT64)
-            value = values.bits.view(np.int64)
-            fits = integer & (wanted != 0) & ~((values.field == AttributeField.UINT64) & (value < 0))
-            for kind, (low, high) in _INTEGER_BOUNDS.items():
-                rows = fits & (wanted == kind) & (value >= low) & (value <= high)
-                values.field[rows] = kind
-        return self._finished(values, offsets, bad, of_nodes=of_nodes)
+        key = np.where(bad, np.int32(0), key)
+        columns = AttributeColumns((), offsets, key, *self._values(raw, key), doc_row, doc)
+        bad |= columns.field == _MALFORMED
+        if not of_nodes:
+            return _OldAttributes(columns, np.zeros(len(offsets) - 1, np.uint64), bad)
+        integer = (columns.field == AttributeField.INT64) | (columns.field == AttributeField.UINT64)
+        # Replace the numbers of collective kinds by those of the current schema.
+        kind_rows = np.flatnonzero((columns.key == self.keys.find("comm_type")) & integer)
+        if len(kind_rows):
+            today = np.array(self.version.comm_types, np.uint64)
+            old_kind = columns.bits[kind_rows]
+            bad[kind_rows[old_kind >= len(today)]] = True
+            columns.bits[kind_rows] = today[np.minimum(old_kind, np.uint64(len(today) - 1)).view(np.int64)]
+        wanted = np.array([ATTRIBUTES.get(name, 0) for name in self.keys.names] or [0], np.uint8)[columns.key]
+        value = columns.bits.view(np.int64)
+        fits = integer & ~((columns.field == AttributeField.UINT64) & (value < 0))
+        for kind, (low, high) in INTEGER_BOUNDS.items():
+            columns.field[fits & (wanted == kind) & (value >= low) & (value <= high)] = kind
+        return self._without_run_time(columns, bad)
 
-    def _values(self, raw: _AttributeMessages, key: NDArray[np.int32]) -> _OldAttributeRows:
+    def _values(self, raw: _AttributeMessages, key: NDArray[np.int32]) -> tuple[Bytes, Words, ByteRows]:
+        """Return the field numbers, the bits and the payload of all attributes in the current schema."""
         becomes = np.zeros(_LARGEST_TYPE + 1, np.uint8)
         lists = np.zeros(_LARGEST_TYPE + 1, np.bool_)
         for index, entry in enumerate(self.version.declared):
@@ -220,7 +187,7 @@ class _AttributeDecoder:
             order = np.argsort(rows, kind="stable")
             payload, rows = payload.take(order), rows[order]
         bits[rows] = np.arange(len(rows), dtype=np.uint64)
-        return _OldAttributeRows(key, target, bits, payload, rows[:0], ByteRows.blank(0))
+        return target, bits, payload
 
     def _encoded_lists(
         self, raw: _AttributeMessages, rows: Longs, key: NDArray[np.int32], target: Bytes
@@ -245,37 +212,29 @@ class _AttributeDecoder:
         target[rows] = types
         return ByteRows.from_rows(encoded)
 
-    def _finished(
-        self, values: _OldAttributeRows, offsets: Longs, bad: Bools, *, of_nodes: bool
-    ) -> _OldAttributes:
-        """Return the attributes of nodes as columns. The attribute ``runtime`` becomes a column of its
-        own.
-        """
-        owners = len(offsets) - 1
-        owner = np.repeat(np.arange(owners, dtype=np.int64), np.diff(offsets))
+    def _without_run_time(self, columns: AttributeColumns, bad: Bools) -> _OldAttributes:
+        """Return the attributes of nodes without those called ``runtime``, which become a column."""
+        owner, owners = columns.owner, len(columns.offsets) - 1
+        # Rows that state the run time once, as an integer and without a doc string.
+        integer = (columns.field == AttributeField.INT64) | (columns.field == AttributeField.UINT64)
+        is_time = columns.key == self.keys.find(_RUN_TIME_KEY)
+        time_rows = np.flatnonzero(is_time & integer & (columns.bits.view(np.int64) >= 0))
+        once = np.bincount(owner[time_rows], minlength=owners)[owner[time_rows]] == 1
+        rows: Longs = time_rows[once & ~np.isin(time_rows, columns.doc_row)]
         run_time = np.zeros(owners, np.uint64)
-        remaining = np.ones(len(values.key), np.bool_)
-        if of_nodes:
-            # Rows that state the run time once, as an integer and without a doc string.
-            integer = (values.field == AttributeField.INT64) | (values.field == AttributeField.UINT64)
-            is_time = values.key == self.keys.find(_RUN_TIME_KEY)
-            time_rows = np.flatnonzero(is_time & integer & (values.bits.view(np.int64) >= 0))
-            once = np.bincount(owner[time_rows], minlength=owners)[owner[time_rows]] == 1
-            rows: Longs = time_rows[once & ~np.isin(time_rows, values.doc_row)]
-            run_time[owner[rows]] = values.bits[rows]
-            remaining[rows] = False
+        run_time[owner[rows]] = columns.bits[rows]
+        remaining = np.ones(len(columns), np.bool_)
+        remaining[rows] = False
         new_row = offsets_of(remaining.astype(np.int64))
-        columns = AttributeColumns(
-            (),
-            offsets_of(np.bincount(owner[remaining], minlength=owners)),
-            values.key[remaining],
-            values.field[remaining],
-            values.bits[remaining],
-            values.payload,
-            new_row[values.doc_row],
-            values.doc,
+        left = replace(
+            columns,
+            offsets=offsets_of(np.bincount(owner[remaining], minlength=owners)),
+            key=columns.key[remaining],
+            field=columns.field[remaining],
+            bits=columns.bits[remaining],
+            doc_row=new_row[columns.doc_row],
         )
-        return _OldAttributes(columns, run_time, bad)
+        return _OldAttributes(left, run_time, bad)
 
 
 def _encoded_list(
@@ -336,8 +295,7 @@ class HistoricDecoder:
 
     version: SchemaVersion
     label: str
-    path: str | None = None
-    on_error: Diagnostics | None = None
+    faults: Faults
     unknown_fields: int = 0
     run_times: int = 0
     keys: KeyTable = field(default_factory=KeyTable)
@@ -350,18 +308,14 @@ class HistoricDecoder:
     def nodes(self, batch: FrameBatch) -> EtColumns:
         """Return the nodes of a batch; attribute names and metadata stay empty. A message is faulty if it is
         malformed (``ET001``) or does not fit this schema (``ET003``). Raise :class:`FormatError` with its
-        byte offset, or skip and record it if ``on_error`` is set.
+        byte offset, or skip and record it if the reader is lenient.
         """
         columns, bad, run_times = self._decode(batch)
         if bad.any():
             for index in np.flatnonzero(bad).tolist():
                 message, base = batch.message(index), batch.base + int(batch.start[index])
                 position = f"node {int(columns.id[index])} at byte {int(batch.position[index])}"
-                fault = self._fault(message, self.version.node, base, position, "this node")
-                if self.on_error is None:
-                    raise fault
-                skipped = f"{fault.text}; the node is skipped"
-                self.on_error.error(fault.code, fault.position or "", skipped, path=self.path or "")
+                self.faults.skip(self._fault(message, self.version.node, base, position, "this node"))
             good = ~bad
             columns, _, run_times = self._decode(
                 FrameBatch(batch.window, batch.start[good], batch.end[good], batch.position[good], batch.base)
@@ -384,7 +338,7 @@ class HistoricDecoder:
             or len(rows) < len(fields.tag)
         ):
             raise self._fault(message, self.version.metadata, base, f"byte {base}", "the metadata frame")
-        return Metadata(CURRENT, attributes.columns.with_keys(tuple(own.keys.names)))
+        return Metadata(CURRENT, replace(attributes.columns, keys=tuple(own.keys.names)))
 
     def _decode(self, batch: FrameBatch) -> tuple[EtColumns, Bools, int]:
         """Return the columns of all nodes, a mask of the nodes that the schema does not allow, and the number
@@ -446,13 +400,13 @@ class HistoricDecoder:
         """Return the error for a refused message: malformed, or outside this schema."""
         if spec is not None:
             try:
-                canonical_message(message, spec, base=base, path=self.path)
+                canonical_message(message, spec, base=base, path=self.faults.path)
             except FormatError as error:
                 return error
         return FormatError(
             f"{what} does not match schema {self.label} of the rest of the file",
             code="ET003",
-            path=self.path,
+            path=self.faults.path,
             position=position,
             hint=_DAMAGED,
         )
@@ -538,7 +492,7 @@ def _integers(
     if spec.name == "comm_type":
         today = np.array([max(number, 0) for number in version.comm_types], np.uint64)
         value = today[np.minimum(value, np.uint64(len(today) - 1)).view(np.int64)]
-    high = np.uint64(_INTEGER_BOUNDS.get(target, (0, (1 << 64) - 1))[1])
+    high = np.uint64(INTEGER_BOUNDS.get(target, (0, (1 << 64) - 1))[1])
     if target is AttributeField.UINT64:
         high = np.uint64((1 << 64) - 1)
     larger = AttributeField.UINT32 if target is AttributeField.INT32 else AttributeField.UINT64

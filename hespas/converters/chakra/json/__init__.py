@@ -19,6 +19,7 @@ import msgspec
 import numpy as np
 
 from hespas.converters.chakra import JSON_SCHEMA
+from hespas.converters.chakra.checks import Faults
 from hespas.converters.chakra.json.nodes import (
     JsonValue,
     WrongValueError,
@@ -29,7 +30,6 @@ from hespas.converters.chakra.json.nodes import (
 from hespas.converters.chakra.wire import Longs
 from hespas.converters.chakra.wire.decode import CutOffError, open_trace
 from hespas.files.documents import BracketScan
-from hespas.graph.diagnostics import Diagnostics
 from hespas.graph.errors import FormatError, UnsupportedError
 from hespas.schemas.chakra.tables import GLOBAL_METADATA, NODE
 
@@ -93,29 +93,22 @@ class KnownNodes:
 
 
 class JsonFrames:
-    """Reader that converts the nodes of one JSON file to protobuf messages. Findings go to ``diagnostics``.
-    Files of one set may share a ``cache``.
+    """Reader that converts the nodes of one JSON file to protobuf messages. Findings go to ``faults``. Files
+    of one set may share a ``cache``.
 
-    With ``lenient``, invalid nodes are skipped and recorded. Raises :class:`FormatError` (``ET001``,
-    ``ET002``) and :class:`UnsupportedError` (``ET003``) with document, line and node.
+    Invalid nodes are skipped if the reader is lenient. Raises :class:`FormatError` (``ET001``, ``ET002``) and
+    :class:`UnsupportedError` (``ET003``) with document, line and node.
     """
 
     def __init__(
-        self,
-        path: Path,
-        diagnostics: Diagnostics,
-        *,
-        max_bytes: int | None,
-        lenient: bool,
-        cache: KnownNodes | None = None,
+        self, path: Path, faults: Faults, *, max_bytes: int | None, cache: KnownNodes | None = None
     ) -> None:
         """Store the arguments. :meth:`messages` opens the file."""
         self._cache = KnownNodes() if cache is None else cache
         self._file = path
         self._max_bytes = max_bytes
+        self._faults = faults
         self._path = str(path)
-        self._diagnostics = diagnostics
-        self._lenient = lenient
         self._is_list = False
 
     def messages(self) -> Generator[JsonMessage]:
@@ -172,11 +165,7 @@ class JsonFrames:
         if not {"id", "name", "type"} & set(value):
             self._refuse("the first document is neither metadata nor a node", self._position(text_object))
         code, message = "ET002", "the first document is a node, not the GlobalMetadata"
-        if not self._lenient:
-            raise FormatError(
-                message, code=code, path=self._path, position=self._position(text_object), hint=_HINT
-            )
-        self._diagnostics.error(code, self._position(text_object), message, path=self._path)
+        self._faults.error(code, message, position=self._position(text_object), hint=_HINT)
         yield JsonMessage(b"", text_object.line)
         yield from self._node(text_object)
 
@@ -191,11 +180,7 @@ class JsonFrames:
             node: JsonValue = listed_node(value, unknown) if self._is_list else value
             data = message_bytes(NODE, node, unknown)
         except WrongValueError as error:
-            position = self._position(text_object, value)
-            if not self._lenient:
-                self._refuse(str(error), position)
-            message = f"{error}; the node is skipped"
-            self._diagnostics.error("ET001", position, message, path=self._path)
+            self._faults.skip(self._fault(str(error), self._position(text_object, value)))
             return []
         if unknown:
             old = [name for name in unknown if name in _OLD_FIELDS]
@@ -231,7 +216,10 @@ class JsonFrames:
         return f"{node}{entry}, line {text_object.line}"
 
     def _refuse(self, message: str, position: str) -> NoReturn:
-        raise FormatError(message, code="ET001", path=self._path, position=position, hint=_HINT)
+        raise self._fault(message, position)
+
+    def _fault(self, message: str, position: str) -> FormatError:
+        return FormatError(message, code="ET001", path=self._path, position=position, hint=_HINT)
 
     def _count_unknown(self, unknown: list[str]) -> None:
         if unknown:
@@ -239,7 +227,7 @@ class JsonFrames:
             self._count("chakra.unknown-field", message, len(unknown))
 
     def _count(self, code: str, message: str, count: int) -> None:
-        self._diagnostics.warning(code, self._path, message, path=self._path, count=count)
+        self._faults.diagnostics.warning(code, self._path, message, path=self._path, count=count)
 
 
 NODE_LIST = "workload_graph"

@@ -19,7 +19,7 @@ import numpy as np
 
 from hespas.converters.chakra import JSON_RANK_FILE, JSON_SCHEMA
 from hespas.converters.chakra.checks import Faults
-from hespas.converters.chakra.contract import INTEGER_FIELDS
+from hespas.converters.chakra.contract import INTEGER_BOUNDS
 from hespas.converters.chakra.forms import TraceForm
 from hespas.converters.chakra.json import (
     METADATA_KEY,
@@ -40,7 +40,7 @@ from hespas.converters.chakra.json.nodes import (
 )
 from hespas.converters.chakra.reader import read_traces
 from hespas.converters.chakra.wire import ByteRows, Bytes, ByteWindow
-from hespas.converters.chakra.wire.decode import FrameBatch, TraceSource, frames, refuse_crowded
+from hespas.converters.chakra.wire.decode import FrameBatch, framed_messages, refuse_crowded
 from hespas.converters.chakra.writer import write_traces
 from hespas.converters.format import ReadOptions, Value, WriteOptions
 from hespas.graph import Diagnostics, Workload
@@ -98,7 +98,7 @@ def _batches(cache: KnownNodes, path: Path, max_bytes: int | None, faults: Fault
     """Yield the messages of a file in batches. If the file has a fault, the messages before it are yielded
     first.
     """
-    reader = JsonFrames(path, faults.diagnostics, max_bytes=max_bytes, lenient=faults.lenient, cache=cache)
+    reader = JsonFrames(path, faults, max_bytes=max_bytes, cache=cache)
     waiting: list[JsonMessage] = []
     size = 0
     with closing(reader.messages()) as messages:
@@ -131,7 +131,8 @@ def _document(pieces: Iterable[Bytes]) -> Iterator[Bytes]:
     lines: list[bytes] = []
     size = 0
     separator = b""
-    for number, message in enumerate(_messages(pieces)):
+    messages = (message for piece in pieces for message in framed_messages(piece.tobytes()))
+    for number, message in enumerate(messages):
         if not number:
             header = {SCHEMA_KEY: JSON_SCHEMA, METADATA_KEY: message_json(GLOBAL_METADATA, message)}
             lines.append(msgspec.json.encode(header)[:-1] + f',\n"{NODE_LIST}":[\n'.encode())
@@ -145,25 +146,6 @@ def _document(pieces: Iterable[Bytes]) -> Iterator[Bytes]:
             lines, size = [], 0
     lines.append(b"\n]}\n")
     yield np.frombuffer(b"".join(lines), np.uint8)
-
-
-class _PieceStream:
-    """File-like object that reads the pieces of a binary trace, so that they need not be joined."""
-
-    def __init__(self, pieces: Iterable[Bytes]) -> None:
-        self._pieces = iter(pieces)
-
-    def read(self, _: int) -> bytes:
-        """Return the next piece, whatever its size."""
-        return next((piece.tobytes() for piece in self._pieces if len(piece)), b"")
-
-    def close(self) -> None:
-        """Do nothing: there is no file to close."""
-
-
-def _messages(pieces: Iterable[Bytes]) -> Iterator[bytes]:
-    for batch in frames(TraceSource(_PieceStream(pieces), "", None)):
-        yield from (batch.message(index) for index in range(len(batch)))
 
 
 _COMMUNICATION = frozenset({NodeType.COMM_SEND, NodeType.COMM_RECV, NodeType.COMM_COLL})
@@ -185,7 +167,7 @@ def _new_attribute(data: bytes) -> _AttributeText:
     number: int | None = None
     for tag, _ in wire_fields(data):
         field_value = value.get(ATTRIBUTE.fields[tag].name)
-        if tag in INTEGER_FIELDS and isinstance(field_value, bool | int | str):
+        if tag in INTEGER_BOUNDS and isinstance(field_value, bool | int | str):
             number = int(field_value)
     text = msgspec.Raw(msgspec.json.encode(value))
     return _AttributeText(name if isinstance(name, str) else "", number, text)

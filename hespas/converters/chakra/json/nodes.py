@@ -218,22 +218,7 @@ _PACKING = {
     ProtoKind.SFIXED32: "<i",
     ProtoKind.SFIXED64: "<q",
 }
-_BITS = {
-    **dict.fromkeys(
-        (
-            ProtoKind.INT32,
-            ProtoKind.SINT32,
-            ProtoKind.SFIXED32,
-            ProtoKind.UINT32,
-            ProtoKind.FIXED32,
-            ProtoKind.ENUM,
-        ),
-        32,
-    ),
-    **dict.fromkeys(
-        (ProtoKind.INT64, ProtoKind.SINT64, ProtoKind.SFIXED64, ProtoKind.UINT64, ProtoKind.FIXED64), 64
-    ),
-}
+_BITS = {kind: 32 if kind is ProtoKind.ENUM or kind.proto.endswith("32") else 64 for kind in ProtoKind}
 _UNSIGNED = frozenset({ProtoKind.UINT32, ProtoKind.FIXED32, ProtoKind.UINT64, ProtoKind.FIXED64})
 _ZIGZAG = frozenset({ProtoKind.SINT32, ProtoKind.SINT64})
 

@@ -11,9 +11,9 @@ bytes per node plus its name, and 13 bytes per attribute).
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,6 +34,8 @@ __all__ = [
     "Longs",
     "Words",
     "copy_spans",
+    "equal_rows",
+    "has_payload",
     "is_text",
     "node_numbers",
     "not_text",
@@ -242,15 +244,16 @@ class ByteRows:
         data = np.concatenate([self.data, other.data])
         return ByteRows(data, np.concatenate([self.offsets, other.offsets[1:] + self.offsets[-1]]))
 
+    def distinct(self) -> tuple[list[bytes], Longs]:
+        """Return the distinct rows in order of first appearance, and for each row the index of its value."""
+        numbers: dict[bytes, int] = {}
+        index = np.fromiter((numbers.setdefault(row, len(numbers)) for row in self), np.int64, len(self))
+        return list(numbers), index
+
     def take(self, rows: NDArray[np.integer]) -> ByteRows:
         """Return the given rows, copied."""
         start = self.offsets[rows]
         return ByteRows(*copy_spans(ByteWindow.holding(self.data), start, self.offsets[rows + 1] - start))
-
-    def part(self, start: int, stop: int) -> ByteRows:
-        """Return rows ``start`` to ``stop`` without copying their bytes."""
-        offsets = self.offsets[start : stop + 1]
-        return ByteRows(self.data[offsets[0] : offsets[-1]], offsets - offsets[0])
 
 
 def not_text(rows: ByteRows) -> Bools:
@@ -274,6 +277,23 @@ def is_text(data: bytes) -> bool:
     except UnicodeDecodeError:
         return False
     return True
+
+
+def equal_rows(matrix: NDArray[Any]) -> Iterator[tuple[bytes, Longs]]:
+    """Yield the bytes of each distinct row of a matrix with the numbers of the rows that are equal to it, in
+    order of first appearance.
+    """
+    data = np.ascontiguousarray(matrix).view(np.uint8).reshape(-1)
+    bounds = np.arange(len(matrix) + 1, dtype=np.int64) * (matrix.shape[1] * matrix.itemsize)
+    distinct, which = ByteRows(data, bounds).distinct()
+    for number, row in enumerate(distinct):
+        yield row, np.flatnonzero(which == number)
+
+
+def has_payload(field: NDArray[np.integer]) -> Bools:
+    """Return a mask of the attribute fields whose values have any length: strings, bytes and lists."""
+    is_list: Bools = (field >= AttributeField.DOUBLE_LIST) & (field & 1 == 0)
+    return is_list | (field >= AttributeField.BOOL_LIST)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -321,37 +341,7 @@ class AttributeColumns:
     @property
     def has_payload(self) -> NDArray[np.bool_]:
         """Return a mask of the attribute rows that are strings, bytes or lists."""
-        number = self.field
-        lists: NDArray[np.bool_] = (number >= AttributeField.DOUBLE_LIST) & (number & 1 == 0)
-        return lists | (number >= AttributeField.BOOL_LIST)
-
-    def with_keys(self, keys: tuple[str, ...]) -> AttributeColumns:
-        """Return the same rows with another tuple of names for ``key`` to index."""
-        return replace(self, keys=keys)
-
-    def part(self, start: int, stop: int) -> AttributeColumns:
-        """Return the attributes of owners ``start`` to ``stop``."""
-        offsets = self.offsets[start : stop + 1]
-        rows = slice(int(offsets[0]), int(offsets[-1]))
-        narrowed = replace(
-            self,
-            offsets=offsets - offsets[0],
-            key=self.key[rows],
-            field=self.field[rows],
-            bits=self.bits[rows],
-        )
-        # Payload rows have the order of attributes.
-        held, bits = narrowed.has_payload, narrowed.bits
-        used = bits[held]
-        first = int(used[0]) if len(used) else 0
-        docs = np.searchsorted(self.doc_row, [rows.start, rows.stop])
-        return replace(
-            narrowed,
-            bits=np.where(held, bits - np.uint64(first), bits) if first else bits,
-            payload=self.payload.part(first, first + len(used)),
-            doc_row=self.doc_row[docs[0] : docs[1]] - rows.start,
-            doc=self.doc.part(int(docs[0]), int(docs[1])),
-        )
+        return has_payload(self.field)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -387,11 +377,6 @@ class IoColumns:
         node = np.concatenate([self.node, other.node])
         both = (mine.joined(theirs) for mine, theirs in zip(self.texts, other.texts, strict=True))
         return IoColumns(node, *both).take(np.argsort(node, kind="stable"))
-
-    def part(self, start: int, stop: int) -> IoColumns:
-        """Return the rows of nodes ``start`` to ``stop``."""
-        first, last = (int(row) for row in np.searchsorted(self.node, [start, stop]))
-        return IoColumns(self.node[first:last] - start, *(text.part(first, last) for text in self.texts))
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -452,29 +437,6 @@ class EtColumns:
 
     def __len__(self) -> int:
         return len(self.id)
-
-    def part(self, start: int, stop: int) -> EtColumns:
-        """Return nodes ``start`` to ``stop`` as columns of their own; views where possible."""
-        ctrl = self.ctrl_offsets[start : stop + 1]
-        data = self.data_offsets[start : stop + 1]
-        return EtColumns(
-            version=self.version,
-            metadata=self.metadata,
-            id=self.id[start:stop],
-            name=self.name.part(start, stop),
-            type=self.type[start:stop],
-            ctrl_offsets=ctrl - ctrl[0],
-            ctrl_deps=self.ctrl_deps[ctrl[0] : ctrl[-1]],
-            data_offsets=data - data[0],
-            data_deps=self.data_deps[data[0] : data[-1]],
-            start_micros=self.start_micros[start:stop],
-            duration_micros=self.duration_micros[start:stop],
-            inputs=self.inputs.part(start, stop),
-            outputs=self.outputs.part(start, stop),
-            attrs=self.attrs.part(start, stop),
-            position=self.position[start:stop],
-            unit=self.unit,
-        )
 
 
 def node_numbers(ids: Words, deps: Words) -> Longs:

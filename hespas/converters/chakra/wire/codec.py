@@ -1,4 +1,4 @@
-"""Reading and writing of whole Chakra trace files as columns: https://github.com/mlcommons/chakra, schema
+"""Reading of whole Chakra trace files as columns: https://github.com/mlcommons/chakra, schema
 0.0.4 (= 1.0.0).
 
 Files of older schemas are converted to this schema while reading. Chunks of a file are joined one column at a
@@ -42,15 +42,15 @@ from hespas.converters.chakra.wire.decode import (
     FrameBatch,
     Metadata,
 )
-from hespas.converters.chakra.wire.encode import encode_chunks
-from hespas.files.streams import open_output
+from hespas.converters.format import ReadOptions
 from hespas.graph.diagnostics import Diagnostics, Severity
 from hespas.graph.errors import FormatError, UnsupportedError
 from hespas.schemas.chakra import CURRENT, EARLY, LATEST_VERSIONS
 from hespas.schemas.chakra.tables import NAMED, VERSIONS
 
-__all__ = ["iter_columns", "read_columns", "write_columns"]
+__all__ = ["iter_columns", "read_columns"]
 
+_DEFAULTS = ReadOptions()
 _WITHOUT_CONVERTER = "0.0.1"
 """Schema that predates the first converter that wrote microseconds."""
 _MAX_EMPTY_FRAMES = 1 << 16
@@ -60,32 +60,27 @@ _INTERRUPTED = "write the trace again: the program may have been interrupted"
 def iter_columns(
     path: Path,
     diagnostics: Diagnostics,
-    *,
+    options: ReadOptions = _DEFAULTS,
     form: TraceForm = BINARY,
-    max_bytes: int | None = None,
-    lenient: bool = False,
-    version: str = "",
-    recover: bool = False,
 ) -> Iterator[tuple[EtColumns, float]]:
     """Yield the nodes of a file chunk by chunk in constant memory, each chunk with the estimated total number
     of chunks.
 
     Every chunk has the metadata and all attribute names that occurred so far. There is at least one chunk,
-    which may be empty. Nodes of older schemas are converted to the current one; ``version`` names the schema
-    if the file does not determine it. Raises :class:`FormatError` with file and byte, and
+    which may be empty. Nodes of older schemas are converted to the current one; the option ``version`` names
+    the schema if the file does not determine it. Raises :class:`FormatError` with file and byte, and
     :class:`UnsupportedError` for an unknown schema. With ``lenient`` faults become diagnostics, and all
     complete messages are read. With ``recover`` the messages before a truncation are read.
     """
-    faults = Faults(str(path), None, diagnostics, lenient, recover)
+    faults = Faults(str(path), None, diagnostics, options.lenient, options.recover)
+    reading = _ReadRequest(form, path, options.max_bytes, options.version or form.version)
     opened: _OpenedTrace | None = None
     count, all_empty, expected = 0, 0, 1.0
     try:
-        for whole in form.batches(path, max_bytes, faults):
+        for whole in form.batches(path, options.max_bytes, faults):
             batch = whole
             if opened is None:
-                opened = _open_nodes(
-                    whole, _ReadRequest(form, path, max_bytes, version or form.version), faults
-                )
+                opened = _open_nodes(whole, reading, faults)
                 batch = opened.nodes
             empty = int((batch.start == batch.end).sum())
             all_empty += empty
@@ -104,7 +99,7 @@ def iter_columns(
             count += len(chunk)
             yield _complete(chunk, opened), expected
     except FormatError as error:
-        if opened is None and not lenient:
+        if opened is None and not options.lenient:
             raise
         recovers = faults.recover and isinstance(error, CutOffError)
         if not (faults.lenient or recovers):
@@ -131,7 +126,7 @@ def _complete(chunk: EtColumns, opened: _OpenedTrace) -> EtColumns:
         version=metadata.version,
         schema=opened.schema,
         metadata=metadata.attrs,
-        attrs=chunk.attrs.with_keys(keys),
+        attrs=replace(chunk.attrs, keys=keys),
     )
 
 
@@ -175,35 +170,16 @@ def _warn(diagnostics: Diagnostics, code: str, path: str, message: str, count: i
 def read_columns(
     path: Path,
     diagnostics: Diagnostics,
-    *,
+    options: ReadOptions = _DEFAULTS,
     form: TraceForm = BINARY,
-    max_bytes: int | None = None,
-    lenient: bool = False,
-    version: str = "",
-    recover: bool = False,
 ) -> EtColumns:
     """Return a whole trace file. :func:`iter_columns` explains the arguments and errors."""
     joiner = _Joiner()
     last = EtColumns.empty(AttributeColumns.empty(0))
-    for chunk, expected in iter_columns(
-        path,
-        diagnostics,
-        form=form,
-        max_bytes=max_bytes,
-        lenient=lenient,
-        version=version,
-        recover=recover,
-    ):
+    for chunk, expected in iter_columns(path, diagnostics, options, form):
         joiner.add(chunk, expected)
         last = chunk
     return joiner.take(last)
-
-
-def write_columns(columns: EtColumns, path: Path) -> None:
-    """Write a trace file, gzipped if the name ends in ``.gz``. Raise :class:`OutputError`."""
-    with open_output(path, packed=path.suffix == ".gz") as stream:
-        for piece in encode_chunks(columns):
-            stream.write(np.frombuffer(piece, np.uint8).data)
 
 
 _PROBED_NODES = 64
@@ -265,12 +241,7 @@ def _open_nodes(batch: FrameBatch, reading: _ReadRequest, faults: Faults) -> _Op
     else:
         chosen = _resolved_by_nodes(batch, possible, reading, faults, has_metadata=has_metadata)
     if chosen.reading not in NAMED[CURRENT]:
-        decoder = HistoricDecoder(
-            VERSIONS[chosen.reading],
-            chosen.label,
-            faults.path,
-            faults.diagnostics if faults.lenient else None,
-        )
+        decoder = HistoricDecoder(VERSIONS[chosen.reading], chosen.label, faults)
         metadata = Metadata(CURRENT, AttributeColumns.empty(1))
         if has_metadata:
             metadata = decoder.metadata(batch.message(0), batch.base + int(batch.start[0]))
@@ -338,7 +309,7 @@ def _open_current(
     *,
     named: bool,
 ) -> _OpenedTrace:
-    decoder = Decoder(faults.path, on_error=faults.diagnostics if faults.lenient else None)
+    decoder = Decoder(faults)
     if len(nodes) == len(batch):
         message = "the first frame is a Node, not a GlobalMetadata: the schema (ET003) can only be guessed"
         if named:

@@ -19,6 +19,7 @@ from typing import BinaryIO, Protocol
 
 import numpy as np
 
+from hespas.converters.chakra.checks import Faults
 from hespas.converters.chakra.history import TAGS_OF_OLD, Signature, looks_old
 from hespas.converters.chakra.wire import (
     SLACK,
@@ -41,7 +42,6 @@ from hespas.converters.chakra.wire.walk import Cursor, FieldSpans, repeated_span
 from hespas.files.limits import limits
 from hespas.files.streams import GZIP_MAGIC, PackedInput, damage_errors, open_input, refuse_special_files
 from hespas.files.wire import WireError, decode_varint
-from hespas.graph.diagnostics import Diagnostics
 from hespas.graph.errors import FormatError, InvariantError, UnsupportedError
 from hespas.schemas.chakra.tables import GLOBAL_METADATA, NODE, NodeField, WireType
 
@@ -52,6 +52,7 @@ __all__ = [
     "Metadata",
     "TraceSource",
     "decode_io",
+    "framed_messages",
     "frames",
     "open_trace",
     "refuse_crowded",
@@ -210,6 +211,15 @@ def frames(source: TraceSource, block_bytes: int = _BLOCK_BYTES) -> Iterator[Fra
         source.stream.close()
 
 
+def framed_messages(data: bytes) -> Iterator[bytes]:
+    """Yield the messages of complete frames that were encoded by this package."""
+    at = 0
+    while at < len(data):
+        length, at = decode_varint(data, at, len(data))
+        yield data[at : at + length]
+        at += length
+
+
 def _scan(block: bytes, size: int, name: str, offset: int) -> tuple[list[int], int]:
     """Return the starts of the complete frames (length and message) in the first ``size`` bytes of a block,
     and the start of the first incomplete frame.
@@ -308,12 +318,11 @@ class Metadata:
 class Decoder:
     """Decoder of the messages of one file. ``unknown_fields`` counts fields outside the schema.
 
-    ``path`` is for error messages. Attribute names of all batches are numbered in one table, ``keys``. A
-    malformed node raises an error, or is skipped and recorded in ``on_error`` if that is given.
+    Attribute names of all batches are numbered in one table, ``keys``. Malformed nodes are reported to
+    ``faults``.
     """
 
-    path: str | None = None
-    on_error: Diagnostics | None = None
+    faults: Faults
     unknown_fields: int = 0
     keys: KeyTable = field(default_factory=KeyTable)
 
@@ -334,10 +343,7 @@ class Decoder:
             try:
                 messages[index] = self._canonical_one(messages[index], base, batch.place(index))
             except (FormatError, UnsupportedError) as error:
-                if self.on_error is None:
-                    raise
-                message = f"{error.text}; the node is skipped"
-                self.on_error.error(error.code, error.position or "", message, path=self.path or "")
+                self.faults.skip(error)
                 good[index] = False
                 messages[index] = b""
         rows = ByteRows.from_rows(messages)
@@ -353,7 +359,7 @@ class Decoder:
             self.keys,
         )
         if bad.any():
-            raise InvariantError("a canonical node was not understood", path=self.path)
+            raise InvariantError("a canonical node was not understood", path=self.faults.path)
         return columns
 
     def _canonical_one(self, message: bytes, base: int, position: str) -> bytes:
@@ -361,7 +367,7 @@ class Decoder:
         schema, because the current schema would misread it.
         """
         try:
-            canonical = canonical_message(message, NODE, base=base, path=self.path)
+            canonical = canonical_message(message, NODE, base=base, path=self.faults.path)
             if not canonical.unknown_tags & TAGS_OF_OLD or not _is_old(message):
                 self.unknown_fields += canonical.unknown_fields
                 return canonical.data
@@ -371,14 +377,14 @@ class Decoder:
         raise UnsupportedError(
             "this node has fields of a schema before 0.0.4, but the file has schema 0.0.4",
             code="ET003",
-            path=self.path,
+            path=self.faults.path,
             position=position,
             hint="write the trace again with one version of Chakra",
         )
 
     def metadata(self, message: bytes, base: int = 0) -> Metadata:
         """Decode a ``GlobalMetadata`` message that starts at byte ``base`` of the file."""
-        canonical = canonical_message(message, GLOBAL_METADATA, base=base, path=self.path)
+        canonical = canonical_message(message, GLOBAL_METADATA, base=base, path=self.faults.path)
         self.unknown_fields += canonical.unknown_fields
         window = ByteWindow.holding(np.frombuffer(canonical.data, np.uint8))
         cursor = Cursor(window, np.zeros(1, np.int64), np.array([len(canonical.data)]))
@@ -387,9 +393,9 @@ class Decoder:
         keys = KeyTable()
         attrs, bad = decode_attributes(window, offsets, start, length, keys)
         if cursor.finish().any() or bad.any():
-            raise InvariantError("canonical metadata was not understood", path=self.path)
+            raise InvariantError("canonical metadata was not understood", path=self.faults.path)
         text = ByteRows(*copy_spans(window, *version.spread(1))).text(0)
-        return Metadata(text, attrs.with_keys(tuple(keys.names)))
+        return Metadata(text, replace(attrs, keys=tuple(keys.names)))
 
 
 def _is_old(message: bytes) -> bool:

@@ -1,15 +1,15 @@
 """Encoding of columns as Chakra trace files, byte for byte as a protobuf serialiser writes the same messages:
 ascending fields, no proto3 defaults, packed integer lists.
 
-A few thousand nodes are encoded at a time, so that memory does not grow with the trace. Every field becomes
-one or more tokens. A token is a block of 16 bytes of which only the first ``width`` are content. :func:`join`
-puts the tokens of several fields in message order, and :func:`render` writes all blocks at ascending
-positions, so that each block overwrites the unused end of the previous one.
+All nodes of the given columns are encoded at once. Every field becomes one or more tokens. A token is a block
+of 16 bytes of which only the first ``width`` are content. :func:`join` puts the tokens of several fields in
+message order, and :func:`render` writes all blocks at ascending positions, so that each block overwrites the
+unused end of the previous one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -33,16 +33,13 @@ from hespas.schemas.chakra.tables import VALUE_FIELDS, AttributeField, NodeField
 
 __all__ = [
     "delimited",
-    "encode_chunks",
     "encode_metadata",
-    "encode_node_chunks",
+    "encode_nodes",
     "join",
     "render",
     "rows",
     "varint_widths",
 ]
-
-_CHUNK_NODES = 4096
 
 
 def _tag(number: int, wire: WireType) -> int:
@@ -50,30 +47,20 @@ def _tag(number: int, wire: WireType) -> int:
     return int.from_bytes(tag(number, wire), "little")
 
 
-def encode_chunks(columns: EtColumns, chunk_nodes: int = _CHUNK_NODES) -> Iterator[bytes | memoryview[int]]:
-    """Yield the bytes of a file, piece by piece: the metadata message, then the nodes in order."""
-    yield encode_metadata(columns)
-    yield from encode_node_chunks(columns, chunk_nodes)
-
-
-def encode_node_chunks(columns: EtColumns, chunk_nodes: int = _CHUNK_NODES) -> Iterator[memoryview[int]]:
-    """Yield the encoded nodes (frames: length and message), in order."""
-    for start in range(0, len(columns), chunk_nodes):
-        yield _encode_nodes(columns.part(start, min(start + chunk_nodes, len(columns)))).data
-
-
-def encode_metadata(columns: EtColumns) -> bytes:
+def encode_metadata(columns: EtColumns) -> Bytes:
     """Return the encoded metadata, which is the first message of the file."""
     version = rows(ByteRows.from_text([columns.version]))
     message = [
         *delimited(_tag(1, WireType.BYTES), [version], keep_empty=False),
         _attributes(columns.metadata, _tag(2, WireType.BYTES)),
     ]
-    return render(join(delimited(None, message, keep_empty=True))).tobytes()
+    return render(join(delimited(None, message, keep_empty=True)))
 
 
-def _encode_nodes(columns: EtColumns) -> Bytes:
-    """Return the frames of all nodes, concatenated. Memory: about 1 KB per node while it runs."""
+def encode_nodes(columns: EtColumns) -> Bytes:
+    """Return the frames (length and message) of all nodes, concatenated. Memory: about 1 KB per node while it
+    runs.
+    """
     count = len(columns)
     message = [
         _scalars(NodeField.ID, columns.id),
@@ -233,8 +220,8 @@ def _segment_sums(values: Longs, counts: Longs) -> Longs:
 
 def varint_widths(values: Words) -> Longs:
     """Return the number of bytes of each value as a varint."""
-    widths = np.ones(len(values), np.int64)
-    largest = int(values.max()) if len(values) else 0
+    widths = np.ones(values.shape, np.int64)
+    largest = int(values.max()) if values.size else 0
     for bits in range(7, 64, 7):
         if largest >> bits == 0:
             break

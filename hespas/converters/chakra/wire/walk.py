@@ -334,12 +334,7 @@ def walk(window: ByteWindow, start: Longs, end: Longs) -> WireFields:
         fields_round, at, good = _step(window, rows, at, end[rows])
         if good is not None:
             bad[rows[~good]] = True
-            fields_round = _FieldRound(
-                fields_round.rows[good],
-                fields_round.tag[good],
-                fields_round.value[good],
-                fields_round.at[good],
-            )
+            fields_round = _FieldRound._make(column[good] for column in fields_round)
             at = at[good]
         rounds.append(fields_round)
         more = at < end[fields_round.rows]
