@@ -24,6 +24,7 @@ help:
 	@echo "make test-newest   the tests with the newest versions that pyproject.toml allows, in .venv-newest"
 	@echo "make fuzz       wrong fields and damaged bytes to every reader, killed writers: COUNT=2000 of each to each"
 	@echo "                reader, about 20 minutes of CPU time (COUNT=50000: 8 hours)"
+	@echo "make release    wheel and source archive in dist/, tried for PYTHONS=\"python3.11 python3.13\""
 	@echo "make lint       ruff, mypy strict, pyright strict"
 	@echo "make bench      speed and memory as ratios against a floor measured in the same run"
 	@echo "make docs       make the outputs shown in README.md and docs/ again"
@@ -69,7 +70,10 @@ test-drawn: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -n $(JOBS) --sample $(SAMPLE_S) --draw $(or $(SECONDS),300) \
 		--seed "$$(git rev-parse HEAD 2>/dev/null || echo none)"
 
-nightly: lint test-all test-lowest test-newest fuzz mutation
+nightly: lint test-all test-lowest test-newest fuzz mutation release
+
+release: $(VENV)/.installed-dev
+	$(BIN)/python -m tools.release $(PYTHONS)
 
 mutation: $(VENV)/.installed-dev
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --group mutation

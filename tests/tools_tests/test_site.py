@@ -131,4 +131,4 @@ def test_code_of_the_documents_is_executed() -> None:
                 named = re.match(r"# ([\w.-]+)\n", body)
                 assert named, f"{path.name}: a block of {language} has no file name"
                 assert named[1] in used, f"{path.name}: no command follows {named[1]}"
-            assert language in {"python", "toml", "console", "sh", "text"}, f"{path.name}: {fence[1]}"
+            assert language in {"python", "toml", "console", "sh", "text", "yaml"}, f"{path.name}: {fence[1]}"
