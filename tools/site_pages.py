@@ -1,7 +1,7 @@
 """Pages of the documentation site that are made when it is built (hook of ``mkdocs.yml``).
 
 They are the reference of the command line, from the options that each command declares, the reference of JSON
-documents, from their schemas, and the pages of the repository's root.
+documents, from their schemas, the notebooks of ``examples``, and the documents of the repository's root.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from hespas.cli import convert, main, validate
 
 __all__ = [
     "command_pages",
+    "notebook_pages",
     "on_config",
     "on_files",
     "on_page_content",
@@ -60,7 +61,8 @@ def on_config(config: MkDocsConfig) -> None:
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the pages to the files of the site."""
-    for uri, text in (command_pages() | root_pages() | {"reference/json.md": schema_page()}).items():
+    pages = command_pages() | root_pages() | notebook_pages() | {"reference/json.md": schema_page()}
+    for uri, text in pages.items():
         files.append(File.generated(config, uri, content=text))
     for path in _schemas():
         files.append(File.generated(config, f"reference/{path.name}", abs_src_path=str(path)))
@@ -74,7 +76,7 @@ def on_page_markdown(markdown: str, **_: object) -> str:
 
 def on_page_content(html: str, **_: object) -> str:
     """Declare the cells of table heads as heads of columns, for screen readers."""
-    return re.sub(r"<th(?= |>)", '<th scope="col"', html)
+    return re.sub(r"<th(?! scope)(?= |>)", '<th scope="col"', html)
 
 
 def root_pages() -> dict[str, str]:
@@ -179,6 +181,30 @@ def _option_row(command: Any, parameter: Any) -> str:
 def _cell(text: str) -> str:
     """Return a text as a cell of a table in Markdown."""
     return " ".join(text.split()).replace("``", "`").replace("|", "\\|")
+
+
+def notebook_pages() -> dict[str, str]:
+    """Return a page for each notebook of ``examples``, with its outputs."""
+    pages: dict[str, str] = {}
+    for path in sorted((ROOT / "examples" / "notebooks").glob("*.ipynb")):
+        parts: list[str] = []
+        for cell in json.loads(path.read_text("utf-8"))["cells"]:
+            source = "".join(cell["source"])
+            parts.append(source if cell["cell_type"] == "markdown" else f"```python\n{source}\n```")
+            parts += [_output_text(output) for output in cell.get("outputs", ())]
+        parts.append(f"From the notebook `examples/notebooks/{path.name}`.")
+        pages[f"examples/{path.stem}.md"] = "\n\n".join(parts) + "\n"
+    return pages
+
+
+def _output_text(output: Mapping[str, Any]) -> str:
+    """Return an output of a cell: its HTML or picture if it has one, else its text."""
+    data = output.get("data", {})
+    for kind in ("text/html", "image/svg+xml"):
+        if kind in data:
+            return f"<div>{''.join(data[kind])}</div>"
+    text = "".join(output.get("text", data.get("text/plain", ())))
+    return f"```text\n{text.rstrip()}\n```"
 
 
 def _schemas() -> list[Path]:
