@@ -137,14 +137,16 @@ def _pairs(graph: OpGraph, group_set: int, ranks: IntArray, block: IntArray, blo
     """Return the number of pairs of a rank of ``ranks`` and another member of its group, by their blocks."""
     groups = StridedGroups.all_ranks(len(block)) if group_set < 0 else graph.group_sets[group_set]
     rows = member_rows(groups)
-    sizes = [len(row) for row in rows]
-    member = (
-        np.concatenate([np.asarray(row, np.int64) for row in rows]) if len(rows) else np.empty(0, np.int64)
-    )
-    group = np.repeat(np.arange(len(rows)), sizes)
+    if isinstance(rows, tuple):
+        member = np.array([rank for row in rows for rank in row], np.int64)
+        group = np.repeat(np.arange(len(rows)), [len(row) for row in rows])
+    else:
+        member, group = rows.reshape(-1), np.repeat(np.arange(len(rows)), rows.shape[1])
     inside = (member >= 0) & (member < len(block))
     member, group = member[inside], group[inside]
-    is_sender = np.isin(member, ranks)
+    sends = np.zeros(len(block), np.bool_)
+    sends[ranks] = True
+    is_sender = sends[member]
     cell = group * blocks + block[member]
     members = np.bincount(cell, minlength=len(rows) * blocks).reshape(-1, blocks).astype(np.float64)
     senders = (

@@ -54,7 +54,7 @@ _HEIGHT, _LETTER, _LINE = 300, 6.6, 18
 """Height of a plot, mean width of a letter and height of a line of texts [SVG units]."""
 _ROW, _LABEL = 22, 230
 """Height of a row of a waterfall, and width of its labels [SVG units]."""
-_MOST_POINTS = 1_000
+_MOST_POINTS = 400
 """Moments of an area chart; each one is the moment with the highest total of those around it."""
 
 
@@ -486,7 +486,7 @@ class HeatMap(Chart):
                 box = f'x="{left + column * width:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}"'
                 style = "cell best" if row * len(self.columns) + column == lowest else "cell"
                 parts.append(
-                    f'<rect class="{style}" {box} fill-opacity="{0.06 + 0.54 * share:.3f}">'
+                    f'<rect class="{style}" {box} fill-opacity="{0.06 + 0.54 * share:.2f}">'
                     f"<title>{escape(title)}</title></rect>"
                 )
                 if has_texts:
