@@ -95,8 +95,9 @@ class Throughput:
         if not isnan(self.mfu):
             parts.append(f"MFU {self.mfu:.1%} of the {self.peak_dtype} peak")
         if not isnan(self.tokens_per_s):
-            per_device = f"{self.tokens_per_s_per_device:,.4g} per device"
-            parts.append(f"{self.tokens_per_s:,.6g} tokens/s ({per_device})")
+            rates = (self.tokens_per_s, self.tokens_per_s_per_device)
+            whole, one = (f"{rate:,.0f}" if rate >= 1000 else f"{rate:,.4g}" for rate in rates)
+            parts.append(f"{whole} tokens/s ({one} per device)")
         return ", ".join(parts)
 
 
