@@ -144,15 +144,15 @@ def sample(names: _Names = (), *, folder: _Folder = Path("samples"), overwrite: 
         >>> hespas.sample()
         <Samples: 10 samples, 44 files>
     """
-    known = {entry.name: entry for entry in catalogue()}
+    by_name = {entry.name: entry for entry in catalogue()}
     for name in names:
-        if name not in known and name != "all":
-            near = get_close_matches(name, known, 1)
-            hint = f"did you mean {near[0]}?" if near else f"choose some of {', '.join(known)}, or all"
+        if name not in by_name and name != "all":
+            near = get_close_matches(name, by_name, 1)
+            hint = f"did you mean {near[0]}?" if near else f"choose some of {', '.join(by_name)}, or all"
             raise UsageError(f"unknown sample {name!r}", hint=hint)
     if not names:
         return Samples(samples=catalogue())
-    chosen = catalogue() if "all" in names else tuple(known[name] for name in dict.fromkeys(names))
+    chosen = catalogue() if "all" in names else tuple(by_name[name] for name in dict.fromkeys(names))
 
     files = [file for entry in chosen for file in entry.files]
     for file in files:
