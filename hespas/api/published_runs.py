@@ -72,6 +72,12 @@ class LeagueReport(Result):
 
         return league_html(self.details)
 
+    def charts(self) -> tuple[Chart, ...]:
+        """Return the predicted over the published step times, if a row has both."""
+        from hespas.studies.league.report import step_charts
+
+        return step_charts(self.details)
+
     def write(self, folder: str | Path, *, overwrite: bool = False) -> None:
         """Write a page, the document and a CSV file into a folder. Raises ``OutputError`` if one of them
         exists, without ``overwrite``.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from html import escape
-from math import ceil, floor, isfinite, log10, nan
+from math import ceil, isfinite, log10, nan
 from pathlib import Path
 from statistics import median
 
@@ -14,21 +14,25 @@ from markupsafe import Markup
 from hespas.files.output import write_report_files
 from hespas.fitting.effects import COMPONENTS
 from hespas.graph.errors import clipped
+from hespas.report.charts import Axis, Plot, Series
 from hespas.report.drawings import svg, svg_text
-from hespas.report.page import Block, Drawing, Page, Paragraph, Section, TableView, page_html
+from hespas.report.page import Block, ChartView, Drawing, Page, Paragraph, Section, TableView, page_html
 from hespas.report.tables import Column, Table, columns, table_from_rows
 from hespas.studies.league.document import League, league_json
 from hespas.studies.league.evaluation import SHARED, EvaluatedRow
 from hespas.studies.league.summaries import ScalingPoint
 
-__all__ = ["REPORT_FILES", "league_html", "row_table", "write_report"]
+__all__ = ["REPORT_FILES", "league_html", "row_table", "step_charts", "write_report"]
 
 REPORT_FILES = ("league.html", "league.json", "league.csv")
 
-_LEFT, _RIGHT, _TOP, _BOTTOM = 74, 14, 14, 44
+_LEFT, _RIGHT, _TOP, _BOTTOM = 74, 20, 14, 44
 """Margins of a figure for its ticks and titles [SVG units]."""
-_SIDE = 560
-"""Width and height of the scatter plot."""
+_STATUSES = {
+    "predicted": "predicted from the row alone", "assumed": "with an assumption",
+    "calibrating": "used for calibration",
+}  # fmt: skip
+"""Status of a row -> its text."""
 _STRIP, _STRIPS_WIDTH, _LABELS_WIDTH = 26, 900, 150
 """Height of the strip of a source in the error plot, width of the plot, and width of its labels."""
 _MAX_ERROR = 0.6
@@ -122,9 +126,14 @@ def league_html(league: League) -> str:
         Section(
             "times",
             "Predicted against published step times",
-            [Paragraph(_LEGEND), Drawing(content=_scatter_plot(league.rows))],
+            [ChartView(chart, has_title=False) for chart in step_charts(league)]
+            or [Paragraph("no row is both predicted and measured", "faint")],
         ),
-        Section("errors", "Errors", [Drawing(content=_error_plot(league.rows)), *_error_views(league)]),
+        Section(
+            "errors",
+            "Errors",
+            [Paragraph(_LEGEND), Drawing(content=_error_plot(league.rows)), *_error_views(league)],
+        ),
         Section("components", "Step time by component", _component_views(league.rows)),
         Section("layouts", "Layouts", _layout_views(league)),
         Section("scaling", "Scaling", [*_scaling_charts(league), *_scaling_views(league)]),
@@ -303,41 +312,49 @@ def _comparable(rows: Sequence[EvaluatedRow]) -> list[EvaluatedRow]:
     return [row for row in rows if row.published_ms > 0 and isfinite(row.predicted_ms)]
 
 
-def _dot(row: EvaluatedRow, x: float, y: float) -> str:
+def _row_text(row: EvaluatedRow) -> str:
     cells = row.row.cells
-    title = (
+    return (
         f"row {row.row.number}: {cells.get('model', '')} on {cells.get('num_accelerators', '')} "
         f"{cells.get('accelerator', '')}, {row.relative_error:+.1%}"
     )
+
+
+def _dot(row: EvaluatedRow, x: float, y: float) -> str:
     shape = f'class="{row.status}" cx="{x:.1f}" cy="{y:.1f}" r="3"'
-    return f"<circle {shape}><title>{escape(title)}</title></circle>"
+    return f"<circle {shape}><title>{escape(_row_text(row))}</title></circle>"
 
 
-def _scatter_plot(rows: Sequence[EvaluatedRow]) -> Markup:
-    """Return a plot of predicted against published times with logarithmic axes."""
-    comparable = _comparable(rows)
+def step_charts(league: League) -> tuple[Plot, ...]:
+    """Return the predicted over the published step times, if a row has both."""
+    comparable = _comparable(league.rows)
     if not comparable:
-        return Markup('<p class="faint">no row is both predicted and measured</p>')
-    times = [time for row in comparable for time in (row.published_ms, row.predicted_ms)]
-    low, high = log10(min(times)) - 0.05, log10(max(times)) + 0.05
-
-    def position(value: float) -> float:
-        return (log10(value) - low) / (high - low) * _SIDE
-
-    base = _TOP + _SIDE
-    parts = [f'<path class="same" d="M{_LEFT} {base}L{_LEFT + _SIDE} {_TOP}"/>']
-    for power in range(ceil(low), floor(high) + 1):
-        tick = 10.0**power
-        x, y, label = _LEFT + position(tick), base - position(tick), f"{tick:,g}"
-        parts.append(f'<path class="axis" d="M{x:.1f} {_TOP}V{base}M{_LEFT} {y:.1f}H{_LEFT + _SIDE}"/>')
-        parts += [svg_text(x, base + 16, label), svg_text(_LEFT - 8, y + 4, label, "end")]
-    parts.append(svg_text(_LEFT + _SIDE / 2, base + 36, "published, ms"))
-    rotation = f' transform="rotate(-90 14 {_TOP + _SIDE / 2:.1f})"'
-    parts.append(svg_text(14, _TOP + _SIDE / 2, "predicted, ms", "middle", rotation))
-    parts += (
-        _dot(row, _LEFT + position(row.published_ms), base - position(row.predicted_ms)) for row in comparable
+        return ()
+    series: list[Series] = []
+    for status, label in _STATUSES.items():
+        rows = [row for row in comparable if row.status == status]
+        if rows:
+            series.append(
+                Series(
+                    label=label,
+                    x=[row.published_ms * 1e6 for row in rows],
+                    y=[row.predicted_ms * 1e6 for row in rows],
+                    texts=list(map(_row_text, rows)),
+                )
+            )
+    times = [time * 1e6 for row in comparable for time in (row.published_ms, row.predicted_ms)]
+    ends = [min(times), max(times)]
+    series.append(Series(label="equal", x=ends, y=ends, mark="line", tone=6))
+    return (
+        Plot(
+            name="step-times",
+            title="Predicted over published step times",
+            table="times",
+            x=Axis("published", "time", is_log=True),
+            y=Axis("predicted", "time", is_log=True),
+            series=series,
+        ),
     )
-    return svg(_LEFT + _SIDE + _RIGHT, base + _BOTTOM, "predicted over published step times", parts)
 
 
 def _error_plot(rows: Sequence[EvaluatedRow]) -> Markup:
