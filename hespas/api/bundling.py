@@ -124,23 +124,25 @@ def bundle(
         <Bundle: 2 traces -> job.zip>
     """
     sink = diagnostics if diagnostics is not None else Diagnostics()
-    found = [pair for source in traces for pair in profiles_by_file(source, diagnostics=sink)]
-    if len(found) < 2:
+    recordings = [pair for source in traces for pair in profiles_by_file(source, diagnostics=sink)]
+    if len(recordings) < 2:
         raise UsageError(
-            f"{counted(len(found), 'trace')}: an archive joins several",
+            f"{counted(len(recordings), 'trace')}: an archive joins several",
             hint="name the traces of several ranks",
         )
-    for file, profile in found:
+    for file, profile in recordings:
         if profile.metadata.get("format") != "kineto":
             raise UnsupportedError(
                 "is not a trace of PyTorch's profiler",
                 path=str(file),
                 hint="write one timeline of all ranks instead: hespas-convert FOLDER all.pftrace",
             )
-    origins = [float(profile.metadata["first_event_ns"]) for _, profile in found]
+    origins = [float(profile.metadata["first_event_ns"]) for _, profile in recordings]
     moved = [
         _first_ns(later) - _first_ns(profile)
-        for later, (_, profile) in zip(aligned([profile for _, profile in found]), found, strict=True)
+        for later, (_, profile) in zip(
+            aligned([profile for _, profile in recordings]), recordings, strict=True
+        )
     ]
     rows = [
         BundledTrace(
@@ -149,13 +151,13 @@ def bundle(
             events=len(profile) + len(profile.host),
             offset_ns=round((moved[number] - origins[number]) - (moved[0] - origins[0])),
         )
-        for number, (file, profile) in enumerate(found)
+        for number, (file, profile) in enumerate(recordings)
     ]
 
     def fill(temporary: Path) -> None:
         with ZipFile(temporary, "w") as zipped:
             zipped.writestr(_entry(_MANIFEST), _manifest(rows), ZIP_DEFLATED)
-            for row, (file, _) in zip(rows, found, strict=True):
+            for row, (file, _) in zip(rows, recordings, strict=True):
                 with open_input(file) as source, zipped.open(_entry(row.file), "w") as member:
                     is_compressed = source.read(2) == _GZIP
                     source.seek(0)

@@ -84,10 +84,10 @@ class ToolSettings:
                 for text in parts:
                     check_stated_estimator(text, "request", name)
             elif access:
-                place = self.readable if access in {"reads", "stream"} else self.writable
+                checked_path = self.readable if access in {"reads", "stream"} else self.writable
                 names = completes in {"devices", "systems", "models"}
                 kind = accepted_type(declared)[0]
-                parts = [text if names and not is_path(text) else kind(place(text)) for text in parts]
+                parts = [text if names and not is_path(text) else kind(checked_path(text)) for text in parts]
             takes_list = isinstance(value, list) or is_column(declared)
             values[name] = None if value is None else parts if takes_list else parts[0]
         return values

@@ -96,8 +96,8 @@ class Throughput:
             parts.append(f"MFU {self.mfu:.1%} of the {self.peak_dtype} peak")
         if not isnan(self.tokens_per_s):
             rates = (self.tokens_per_s, self.tokens_per_s_per_device)
-            whole, one = (f"{rate:,.0f}" if rate >= 1000 else f"{rate:,.4g}" for rate in rates)
-            parts.append(f"{whole} tokens/s ({one} per device)")
+            job, device = (f"{rate:,.0f}" if rate >= 1000 else f"{rate:,.4g}" for rate in rates)
+            parts.append(f"{job} tokens/s ({device} per device)")
         return ", ".join(parts)
 
 
