@@ -25,7 +25,7 @@ _FILE_NAME = re.compile(r"# ([\w.-]+\.(?:py|toml))\n")
 _FILE_SIZE = re.compile(r"(?m)^(.* -> .* \((?:[a-z-]+, )?)[\d.,]+ [kMG]?B\)$")
 _RUNNABLE = ("env", "hespas", "hespas-convert", "hespas-validate", "python", "ls", "cat")
 """First words of the commands that are run. Commands that install or build are not run."""
-_PACKAGES = ("jax", "jax_cuda13_plugin", "torch")
+_PACKAGES = ("duckdb", "jax", "jax_cuda13_plugin", "torch")
 """Packages that a fence may need."""
 
 
