@@ -94,7 +94,7 @@ round. It is null for tables without such submissions.
 
 
 def league_pages(leagues: Sequence[League]) -> Mapping[str, str]:
-    """Return the page of one table with all calibrations, and a CSV of errors by model, by file name."""
+    """Return the page of one table with all calibrations, and a CSV of all groups, by file name."""
     first = leagues[0]
     predicted = sum(row.status != "refused" for row in first.rows)
     assumed = sum(row.status == "assumed" for row in first.rows)
@@ -121,9 +121,11 @@ def league_pages(leagues: Sequence[League]) -> Mapping[str, str]:
             f"{memory.bias:+.1%}. The memory model was developed with these rows.\n"
         )
     heads = ("calibration", "rows", "mean", "median", "P90", "bias", "90 % intervals hold")
-    for by in ("source", "accelerator", "precision", "scale", "status"):
-        text += [f"### By {by}\n", _table((by, *heads), _by(leagues, by))]
-    text.append("[training-models.csv](training-models.csv) has the errors by model.\n")
+    text += [
+        "### By source\n",
+        _table(("source", *heads), _by(leagues, "source")),
+        "[training.csv](training.csv) has the errors by accelerator, precision, scale, status and model.\n",
+    ]
     text += [
         "## Ranking of layouts\n",
         _LAYOUTS,
@@ -150,7 +152,7 @@ def league_pages(leagues: Sequence[League]) -> Mapping[str, str]:
     ]
     return {
         "training.md": "\n".join(text).rstrip() + "\n",
-        "training-models.csv": csv_text(("model", *heads), _by(leagues, "model")),
+        "training.csv": csv_text(("by", "value", *heads), _groups(leagues)),
     }
 
 
@@ -177,6 +179,12 @@ def _by(leagues: Sequence[League], by: str) -> Iterator[Sequence[str]]:
         for league, groups in zip(leagues, found, strict=True):
             if value in groups:
                 yield (value, league.calibrate, *_figures(groups[value]))
+
+
+def _groups(leagues: Sequence[League]) -> Iterator[Sequence[str]]:
+    """Yield the errors of all groups, with the column that they have in common."""
+    for by in ("source", "accelerator", "precision", "scale", "status", "model"):
+        yield from ((by, *row) for row in _by(leagues, by))
 
 
 def _figures(each: RowGroupErrors) -> Iterator[str]:
