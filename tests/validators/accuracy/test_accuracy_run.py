@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hespas.converters import load_format
+from hespas.converters import Format, load_format
 from hespas.graph import Diagnostics, HostOps, OpClass, OpGraph, Profile, Workload
 from hespas.graph.errors import MissingExtraError, UsageError
 from hespas.validators.accuracy import Accuracy, Thresholds, accuracy, accuracy_json, programs
@@ -216,7 +216,11 @@ def test_programs_of_a_profile_need_the_bindings(monkeypatch: pytest.MonkeyPatch
         raise MissingExtraError("reading a serialised HloModuleProto", "stablehlo")
 
     hlo = replace(load_format("hlo"), read=without_bindings)
-    monkeypatch.setattr(programs, "load_format", lambda _: hlo)
+
+    def only_hlo(_: str) -> Format:
+        return hlo
+
+    monkeypatch.setattr(programs, "load_format", only_hlo)
     recording = Recording()
     recording.event("dot.1", 100.0, module="jit_f", run=0)
     with pytest.raises(MissingExtraError, match="needs the optional 'stablehlo'"):
