@@ -186,10 +186,12 @@ def _print_version(show: bool) -> None:
     """Print the version and exit."""
     if show:
         from hespas._version import __version__
-        from hespas.cli.session import command_line
 
-        with command_line(debug=False):
+        try:
             emit(f"hespas {__version__}")
+        except OutputError as error:  # without the session of a command, whose import takes longer than this
+            print_message(f"error: {error}".split("\n"))
+            raise typer.Exit(exit_code(error)) from error
         raise typer.Exit
 
 

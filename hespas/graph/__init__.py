@@ -2,67 +2,72 @@
 
 from __future__ import annotations
 
-from hespas.graph.builder import GraphBuilder
-from hespas.graph.columns import (
-    DTYPES,
-    DYNAMIC,
-    UNKNOWN_DTYPE,
-    DType,
-    DTypeKind,
-    RaggedArray,
-    StringTable,
-    StringTableBuilder,
-    TensorTypes,
-    TensorTypesBuilder,
-    dtype,
-    find_dtype,
-)
-from hespas.graph.diagnostics import Diagnostic, Diagnostics, Findings, Renamed, Severity
-from hespas.graph.groups import ExplicitGroups, GroupSet, Permutation, StridedGroups, compress_groups
-from hespas.graph.opgraph import (
-    ACCUMULATOR_BITS,
-    DONATED_TO,
-    IN_PLACE,
-    MAC_NOISE_SIGMA,
-    NODE_COLUMNS,
-    RETURNED,
-    SOURCE_DTYPE,
-    CollectiveKind,
-    CollectiveTable,
-    ContractionTable,
-    ExtraTable,
-    NodeKind,
-    OpClass,
-    OpGraph,
-    P2pTable,
-    RegionKind,
-    RegionTable,
-    Resource,
-    timed_class_name,
-)
-from hespas.graph.profile import (
-    CAPTURED_THREAD,
-    CompilerCosts,
-    HostOps,
-    HostRanges,
-    MeasuredComms,
-    MeasuredMemory,
-    OptionalEventColumns,
-    Profile,
-    StepRanges,
-)
-from hespas.graph.timeline import WAITS, Estimate, Timeline
-from hespas.graph.workload import (
-    ABSENT,
-    ESTIMATED_ON,
-    GUESSED_VALUES,
-    PROGRAM_BYTES,
-    STEP_FACTS,
-    WHOLE_JOB,
-    StepFacts,
-    Workload,
-    step_facts,
-)
+from typing import TYPE_CHECKING
+
+from hespas.graph.plugins import lazy_names
+
+if TYPE_CHECKING:
+    from hespas.graph.builder import GraphBuilder
+    from hespas.graph.columns import (
+        DTYPES,
+        DYNAMIC,
+        UNKNOWN_DTYPE,
+        DType,
+        DTypeKind,
+        RaggedArray,
+        StringTable,
+        StringTableBuilder,
+        TensorTypes,
+        TensorTypesBuilder,
+        dtype,
+        find_dtype,
+    )
+    from hespas.graph.diagnostics import Diagnostic, Diagnostics, Findings, Renamed, Severity
+    from hespas.graph.groups import ExplicitGroups, GroupSet, Permutation, StridedGroups, compress_groups
+    from hespas.graph.opgraph import (
+        ACCUMULATOR_BITS,
+        DONATED_TO,
+        IN_PLACE,
+        MAC_NOISE_SIGMA,
+        NODE_COLUMNS,
+        RETURNED,
+        SOURCE_DTYPE,
+        CollectiveKind,
+        CollectiveTable,
+        ContractionTable,
+        ExtraTable,
+        NodeKind,
+        OpClass,
+        OpGraph,
+        P2pTable,
+        RegionKind,
+        RegionTable,
+        Resource,
+        timed_class_name,
+    )
+    from hespas.graph.profile import (
+        CAPTURED_THREAD,
+        CompilerCosts,
+        HostOps,
+        HostRanges,
+        MeasuredComms,
+        MeasuredMemory,
+        OptionalEventColumns,
+        Profile,
+        StepRanges,
+    )
+    from hespas.graph.timeline import WAITS, Estimate, Timeline
+    from hespas.graph.workload import (
+        ABSENT,
+        ESTIMATED_ON,
+        GUESSED_VALUES,
+        PROGRAM_BYTES,
+        STEP_FACTS,
+        WHOLE_JOB,
+        StepFacts,
+        Workload,
+        step_facts,
+    )
 
 __all__ = [
     "ABSENT",
@@ -129,3 +134,84 @@ __all__ = [
     "step_facts",
     "timed_class_name",
 ]
+
+__getattr__ = lazy_names(
+    __name__,
+    builder=("GraphBuilder",),
+    columns=(
+        "DTYPES",
+        "DYNAMIC",
+        "UNKNOWN_DTYPE",
+        "DType",
+        "DTypeKind",
+        "RaggedArray",
+        "StringTable",
+        "StringTableBuilder",
+        "TensorTypes",
+        "TensorTypesBuilder",
+        "dtype",
+        "find_dtype",
+    ),
+    diagnostics=(
+        "Diagnostic",
+        "Diagnostics",
+        "Findings",
+        "Renamed",
+        "Severity",
+    ),
+    groups=(
+        "ExplicitGroups",
+        "GroupSet",
+        "Permutation",
+        "StridedGroups",
+        "compress_groups",
+    ),
+    opgraph=(
+        "ACCUMULATOR_BITS",
+        "DONATED_TO",
+        "IN_PLACE",
+        "MAC_NOISE_SIGMA",
+        "NODE_COLUMNS",
+        "RETURNED",
+        "SOURCE_DTYPE",
+        "CollectiveKind",
+        "CollectiveTable",
+        "ContractionTable",
+        "ExtraTable",
+        "NodeKind",
+        "OpClass",
+        "OpGraph",
+        "P2pTable",
+        "RegionKind",
+        "RegionTable",
+        "Resource",
+        "timed_class_name",
+    ),
+    profile=(
+        "CAPTURED_THREAD",
+        "CompilerCosts",
+        "HostOps",
+        "HostRanges",
+        "MeasuredComms",
+        "MeasuredMemory",
+        "OptionalEventColumns",
+        "Profile",
+        "StepRanges",
+    ),
+    timeline=(
+        "WAITS",
+        "Estimate",
+        "Timeline",
+    ),
+    workload=(
+        "ABSENT",
+        "ESTIMATED_ON",
+        "GUESSED_VALUES",
+        "PROGRAM_BYTES",
+        "STEP_FACTS",
+        "WHOLE_JOB",
+        "StepFacts",
+        "Workload",
+        "step_facts",
+    ),
+)
