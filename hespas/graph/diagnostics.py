@@ -49,7 +49,10 @@ def _log(diagnostic: Diagnostic) -> None:
     if not logger.handlers:
         logger.addHandler(logging.NullHandler())  # otherwise warnings are printed
     level = getattr(logging, diagnostic.severity.name)
-    logger.log(level, "%s: %s [%s]", diagnostic.location, diagnostic.message, diagnostic.code)
+    if logger.isEnabledFor(level):
+        text = f"{diagnostic.location}: {diagnostic.message} [{diagnostic.code}]"
+        # names in files may have characters that log files cannot encode
+        logger.log(level, "%s", text.encode("utf-8", "backslashreplace").decode("utf-8"))
 
 
 @dataclass(slots=True)

@@ -60,11 +60,11 @@ def test_findings_are_logged(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "hespas"):
         for number in range(5):
             diagnostics.warning("x.guessed", f"node {number}", "guessed a size")
-        diagnostics.info("x.note", "node 9", "read")
+        diagnostics.info("x.note", "node \udfff", "read")
     assert [(record.levelname, record.getMessage()) for record in caplog.records] == [
         ("WARNING", "node 0: guessed a size [x.guessed]"),
         ("WARNING", "node 1: guessed a size [x.guessed]"),
-        ("INFO", "node 9: read [x.note]"),
+        ("INFO", "node \\udfff: read [x.note]"),
     ]
 
 
