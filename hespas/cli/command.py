@@ -240,14 +240,15 @@ def command(
     panels: Sequence[str] = (),
     has_version: bool = False,
     has_page: bool = False,
+    is_server: bool = False,
 ) -> Callable[[_Handler], Callable[..., None]]:
     """Return a decorator that makes a command of a handler and of the options of ``functions``.
 
     The handler receives a :class:`Call`, and by name its own options, which are declared in the same way. All
     commands have ``--json``, ``--overwrite`` and the options about messages and limits, except ``without``;
     with ``progress``, the label of a progress bar, also ``--progress``. ``panels`` is the order of the
-    headings of ``--help`` (default: by their first option). ``has_version`` adds ``--version``, for
-    a program without other commands, and ``has_page`` adds ``--html``.
+    headings of ``--help`` (default: by their first option). ``has_version`` adds ``--version``, for a program
+    without other commands, ``has_page`` adds ``--html``, and ``is_server`` limits requests, not the command.
     """
 
     def decorate(handler: _Handler) -> Callable[..., None]:
@@ -265,7 +266,7 @@ def command(
             reads = [*call.paths("reads"), *streams]
             with flags_of_command(flags), command_line(
                 debug, call.diagnostics, call.subject, documents=call.documents().values(), reads=reads,
-                writes=[*call.paths("writes"), *call.paths("folder")],
+                writes=[*call.paths("writes"), *call.paths("folder")], has_budget=not is_server,
             ):  # fmt: skip
                 texts |= _devices_and_systems(declared, texts)
                 if groups := texts.get("comm_groups"):  # report a file that cannot be read, in any command

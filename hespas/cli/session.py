@@ -10,7 +10,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Collection, Generator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from traceback import extract_tb
 from types import FrameType
@@ -35,7 +35,7 @@ from hespas.graph.diagnostics import Diagnostics
 from hespas.graph.errors import FormatError, HespasError, OutputError, clipped, exit_code
 from hespas.graph.plugins import collect_plugin_errors
 
-__all__ = ["command_line"]
+__all__ = ["command_line", "reported_error"]
 
 _Paths = Sequence[Path | str | None]
 
@@ -59,6 +59,7 @@ def command_line(
     documents: Collection[Path | None] = (),
     reads: _Paths = (),
     writes: _Paths = (),
+    has_budget: bool = True,
 ) -> Generator[None]:
     """Run the body of a command: an error becomes one message on standard error and an exit code.
 
@@ -68,6 +69,7 @@ def command_line(
 
     ``reads`` and ``writes`` are the files in the user's options: an ``OSError`` about one of them is reported
     as an error of the input or the output. ``-`` in ``reads`` is standard input, which is copied to a file.
+    Without ``has_budget``, the limits of untrusted inputs do not apply to the body as a whole.
     """
     # By default, Arrow reserves a gigabyte of address space: too much if that is limited.
     os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
@@ -77,7 +79,7 @@ def command_line(
         try:
             with (
                 _signals_handled(),
-                command_budget(),
+                command_budget() if has_budget else nullcontext(),
                 _standard_input_spooled(reads),
                 _plugin_warnings(),
                 _results_placed_last(),
@@ -108,10 +110,7 @@ def _report_failure(error: BaseException, source: str, reads: _Paths, writes: _P
     if _is_interrupt(error):
         print_message("interrupted: no partial output was left")
         return 130
-    if isinstance(error, MemoryError):
-        error = memory_error(source)
-    elif isinstance(error, OSError):
-        error = _system_refusal(error, source, reads, writes) or error
+    error = reported_error(error, source, reads, writes)
     if isinstance(error, HespasError):
         lines = [f"error: {error}"]
         if error.hint:
@@ -124,6 +123,19 @@ def _report_failure(error: BaseException, source: str, reads: _Paths, writes: _P
         ]
     print_message(lines)
     return exit_code(error)
+
+
+def reported_error(
+    error: BaseException, source: str = "", reads: _Paths = (), writes: _Paths = ()
+) -> BaseException:
+    """Return the error of Hespas for exhausted memory, and for a system error about one of the files; any
+    other error as it is.
+    """
+    if isinstance(error, MemoryError):
+        return memory_error(source)
+    if isinstance(error, OSError):
+        return _system_refusal(error, source, reads, writes) or error
+    return error
 
 
 def _raised_at(error: BaseException) -> str:

@@ -11,7 +11,7 @@ do not run, links must not leave the folder of an input, and a command has the l
 from __future__ import annotations
 
 import os
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass, fields
@@ -31,6 +31,7 @@ __all__ = [
     "check_limits",
     "check_link",
     "check_program",
+    "confining_links",
     "file_in_folder_of",
     "permit_programs",
     "programs_allowed",
@@ -44,6 +45,7 @@ _FALSE = frozenset({"", "0", "false", "no", "off"})
 ALLOW_PROGRAMS = "`allow_programs`"
 """Name of the permission in messages; the commands print it as their option."""
 _ALLOWED: ContextVar[bool] = ContextVar("_ALLOWED", default=False)
+_CONFINED: ContextVar[tuple[Path, ...]] = ContextVar("_CONFINED", default=())
 
 
 @contextmanager
@@ -178,8 +180,32 @@ def refuse_in_untrusted(what: str) -> None:
         )
 
 
+@contextmanager
+def confining_links(folders: Sequence[Path]) -> Generator[None]:
+    """Inside the block, refuse links in ``folders`` that lead out of all of them. The folders are real paths.
+
+    Threads and processes started inside the block do not inherit this.
+    """
+    before = _CONFINED.set(tuple(folders))
+    try:
+        yield
+    finally:
+        _CONFINED.reset(before)
+
+
 def check_link(path: Path) -> None:
-    """Raise ``BoundaryError`` for a link to another folder if inputs are untrusted."""
+    """Raise ``BoundaryError`` for a link out of the folders of :func:`confining_links`, and for a link to
+    another folder if inputs are untrusted.
+    """
+    folders = _CONFINED.get()
+    if any(path.is_relative_to(folder) for folder in folders):
+        target = Path(os.path.realpath(path))
+        if not any(target.is_relative_to(folder) for folder in folders):
+            raise BoundaryError(
+                "is a link that leads out of the folders that may be read",
+                path=str(path),
+                hint="copy the file into one of the folders",
+            )
     if untrusted_limits() is None or not path.is_symlink():
         return
     if not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(path.parent)):
