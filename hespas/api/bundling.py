@@ -16,14 +16,15 @@ import msgspec
 
 from hespas.api.arguments import checked
 from hespas.api.documents import Document, Result, findings
-from hespas.api.io import profiles_by_file
+from hespas.api.io import check_once, profiles_by_file
 from hespas.api.simulation_job import aligned
 from hespas.files.documents import Count, Figure, document_bytes
-from hespas.files.output import write_atomically
+from hespas.files.output import check_destination, write_atomically
 from hespas.files.streams import open_input
 from hespas.graph import Diagnostics, Profile
 from hespas.graph.errors import UnsupportedError, UsageError
 from hespas.graph.hints import OUTPUT, Option
+from hespas.measurements.consistency import check_job, facts_of
 from hespas.report import Column, Table, table_from_rows
 from hespas.report.texts import counted
 
@@ -115,8 +116,10 @@ def bundle(
 
     The archive has the traces as they are, and a manifest with the offsets of their clocks
     (https://perfetto.dev/docs/reference/perfetto-manifest). Offsets are chosen so that ranks end their common
-    collectives together; a trace without common collectives starts with the first one. Raises
-    ``UnsupportedError`` for other kinds of profiles, ``UsageError`` for fewer than two traces.
+    collectives together; a trace without common collectives starts with the first one. Traces that are not
+    of different ranks of one job are reported (``PR010`` to ``PR013``). Raises ``UnsupportedError`` for other
+    kinds of profiles, ``UsageError`` for fewer than two traces, a trace that is given twice, and an archive
+    that is not a ``.zip`` file.
 
     Examples:
         >>> folder = "samples/rescale/gloo2"
@@ -124,6 +127,10 @@ def bundle(
         <Bundle: 2 traces -> job.zip>
     """
     sink = diagnostics if diagnostics is not None else Diagnostics()
+    target = Path(archive)
+    if target.suffix != ".zip":
+        raise UsageError("is not a .zip file", path=str(archive), hint="name the archive, such as job.zip")
+    check_destination(target, overwrite=overwrite)
     recordings = [pair for source in traces for pair in profiles_by_file(source, diagnostics=sink)]
     if len(recordings) < 2:
         raise UsageError(
@@ -137,6 +144,9 @@ def bundle(
                 path=str(file),
                 hint="write one timeline of all ranks instead: hespas-convert FOLDER all.pftrace",
             )
+    check_once([file for file, _ in recordings])
+    if len(traces) > 1:  # the traces of one folder are already checked
+        check_job([facts_of(profile, str(file)) for file, profile in recordings], sink, str(archive))
     origins = [float(profile.metadata["first_event_ns"]) for _, profile in recordings]
     moved = [
         _first_ns(later) - _first_ns(profile)
@@ -165,7 +175,7 @@ def bundle(
                     with gzip.open(source) if is_compressed else nullcontext(source) as content:
                         shutil.copyfileobj(content, member)
 
-    size = write_atomically(Path(archive), fill, overwrite=overwrite, directory=False)
+    size = write_atomically(target, fill, overwrite=overwrite, directory=False)
     return Bundle(
         inputs=tuple(map(str, traces)),
         archive=str(archive),

@@ -33,6 +33,7 @@ from hespas.measurements.consistency import RecordingFacts, check_job, check_rec
 __all__ = [
     "WriteSharding",
     "as_workload",
+    "check_once",
     "check_sharding",
     "check_version",
     "opened_program",
@@ -148,6 +149,21 @@ def read_profiles(
     """
     found = profiles_by_file(path, format=format, options=options, diagnostics=diagnostics)
     return [profile for _, profile in found]
+
+
+def check_once(paths: Sequence[Path]) -> None:
+    """Raise ``UsageError`` for an input that is given twice, because its repeats would look like measurements
+    without noise.
+    """
+    seen: set[tuple[int, int]] = set()
+    for path in paths:
+        try:
+            status = path.stat()
+        except OSError:  # the reader reports it
+            continue
+        if (status.st_dev, status.st_ino) in seen:
+            raise UsageError("is given twice", path=str(path), hint="give each recording once")
+        seen.add((status.st_dev, status.st_ino))
 
 
 def profiles_by_file(

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hespas.api.comparison import compare as compare_reports
+from hespas.api.io import check_once
 from hespas.api.validation import accuracy as evaluate
 from hespas.cli.command import Call, command
-from hespas.cli.destinations import check_once
 from hespas.cli.terminal import (
     emit,
     is_quiet,

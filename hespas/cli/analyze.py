@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 
 from hespas.api.analysis import analyze as analyze_profiles
+from hespas.api.io import check_once
 from hespas.cli.command import Call, command
-from hespas.cli.destinations import check_once
 from hespas.cli.terminal import emit, op_class_text, print_info, report_diagnostics
 from hespas.graph.hints import OUTPUT, AtLeast, Option
 from hespas.report.tables import Column, Table, columns, table_from_rows

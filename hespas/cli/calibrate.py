@@ -8,11 +8,12 @@ from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
 
+from hespas.api.io import check_once
 from hespas.api.validation import calibrate as fit_device
 from hespas.api.validation import suggest_shapes
 from hespas.cli.accuracy import print_summary
 from hespas.cli.command import Call, command
-from hespas.cli.destinations import check_apart, check_once, check_reports, check_suffix
+from hespas.cli.destinations import check_apart, check_reports, check_suffix
 from hespas.cli.terminal import (
     emit,
     is_quiet,

@@ -16,7 +16,6 @@ __all__ = [
     "AsJson",
     "ListFile",
     "check_apart",
-    "check_once",
     "check_reports",
     "check_suffix",
     "estimator_files",
@@ -83,21 +82,6 @@ def _is_same_file(one: Path, other: Path) -> bool:
         return os.path.realpath(one) == os.path.realpath(other) or one.samefile(other)
     except OSError:  # one of the files does not exist yet
         return False
-
-
-def check_once(paths: Sequence[Path]) -> None:
-    """Raise ``UsageError`` for an input that is given twice, because its repeats would look like measurements
-    without noise.
-    """
-    seen: set[tuple[int, int]] = set()
-    for path in paths:
-        try:
-            status = path.stat()
-        except OSError:  # the reader reports it
-            continue
-        if (status.st_dev, status.st_ino) in seen:
-            raise UsageError("is given twice", path=str(path), hint="give each recording once")
-        seen.add((status.st_dev, status.st_ino))
 
 
 def check_suffix(out: Path, suffix: str, example: str) -> None:

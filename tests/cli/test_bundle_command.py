@@ -83,6 +83,32 @@ def test_equal_traces_make_equal_archives(tmp_path: Path) -> None:
         hespas.bundle(files, tmp_path / "a.zip")
 
 
+def test_traces_that_are_not_of_different_ranks(tmp_path: Path) -> None:
+    files = job(tmp_path)
+    with pytest.raises(UsageError, match="is given twice"):
+        hespas.bundle([*files, files[0].parent], tmp_path / "job.zip")
+    copy = tmp_path / "copy.json"
+    copy.write_bytes(files[0].read_bytes())
+    done = CliRunner().invoke(app, ["bundle", str(files[0]), str(copy), "--out", str(tmp_path / "job.zip")])
+    assert done.exit_code == 0, done.output
+    assert "more than one recording is of rank 0" in done.stderr
+    assert "1 of 2 ranks of the job are not recorded" in done.stderr
+
+
+@pytest.mark.parametrize("name", ["-", "rank0/step.json", "job.tar"])
+def test_archives_have_the_suffix_zip(tmp_path: Path, name: str) -> None:
+    files = job(tmp_path)
+    before = files[0].read_bytes()
+    with pytest.raises(UsageError, match=r"is not a \.zip file"):
+        hespas.bundle(files, tmp_path / name, overwrite=True)
+    assert files[0].read_bytes() == before
+
+
+def test_the_archive_is_checked_before_the_traces_are_read(tmp_path: Path) -> None:
+    with pytest.raises(OutputError, match="the folder does not exist"):
+        hespas.bundle(["none.json", "absent.json"], tmp_path / "absent" / "job.zip")
+
+
 def test_inputs_that_cannot_be_bundled(tmp_path: Path) -> None:
     files = job(tmp_path)
     with pytest.raises(UsageError, match="1 trace: an archive joins several"):
