@@ -25,9 +25,12 @@ _EXAMPLE = 'write a line such as hardware = "H100-SXM"'
 
 
 def _folder(variable: str, fallback: str, parts: tuple[str, ...]) -> Path:
-    home = os.environ.get(variable, "")
-    # The standard: a relative path is ignored.
-    base = Path(home) if home and Path(home).is_absolute() else Path.home() / fallback
+    base = Path(os.environ.get(variable, ""))
+    if not base.is_absolute():  # the standard: a relative path is ignored
+        try:
+            base = Path.home() / fallback
+        except RuntimeError:  # a user without a home folder, as in containers
+            base = Path("/") / fallback
     return base.joinpath("hespas", *parts)
 
 
@@ -50,9 +53,10 @@ def default_hardware() -> str:
     if text := os.environ.get(HARDWARE_VARIABLE, ""):
         return text
     path = config_folder("config.toml")
-    if not path.exists():
+    if not os.path.lexists(path):
         return ""
-    settings = read_toml(path, "a configuration", where="remove it", example=_EXAMPLE)
+    # A link to another folder is the user's own, also if inputs are untrusted.
+    settings = read_toml(Path(os.path.realpath(path)), "a configuration", where="remove it", example=_EXAMPLE)
     unknown = sorted(settings.keys() - _SETTINGS)
     if unknown:
         raise FormatError(

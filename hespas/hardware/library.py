@@ -10,7 +10,8 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import Literal
 
-from hespas.files.streams import STANDARD_STREAM
+from hespas.files.limits import limits
+from hespas.files.streams import STANDARD_STREAM, read_document
 from hespas.files.trust import file_in_folder_of
 from hespas.files.user_folders import config_folder
 from hespas.graph.errors import FormatError, UsageError, clipped
@@ -21,12 +22,14 @@ __all__ = [
     "DATA_FOLDER",
     "DeviceIndex",
     "canonical_name",
+    "check_file_name",
     "device_files",
     "device_names",
     "find_device",
     "fits_of_user",
     "index_folder",
     "is_path",
+    "link_target",
     "load_device",
     "named_device",
     "own_device_file",
@@ -95,10 +98,17 @@ def load_device(name_or_path: str | os.PathLike[str]) -> Device:
     those of shipped devices and of files in the user's folder ``devices``
     (:func:`hespas.files.user_folders.config_folder`). Use it only for names and paths that the user gave, on
     a command line or in a call; :func:`resolve_reference` resolves references in files. Raises ``UsageError``
-    for an unknown or ambiguous name, ``FormatError`` for a file that is not a device.
+    for an unknown or ambiguous name, ``FormatError`` for a file that is not a device, or is not named after
+    its device.
     """
     path = own_device_file(name_or_path)
-    return named_device(os.fspath(name_or_path)) if path is None else read_device(path)
+    if path is None:
+        return named_device(os.fspath(name_or_path))
+    if is_path(name_or_path):
+        return read_device(path)
+    device = read_device(link_target(path))
+    check_file_name(path, device.name)
+    return device
 
 
 def own_file(
@@ -156,7 +166,7 @@ def device_files(name_or_path: str | os.PathLike[str]) -> tuple[Path, ...]:
     path = own_device_file(name_or_path)
     if path is None:
         return ()
-    cards = map(Path, read_device(path).learned_models)
+    cards = map(Path, load_device(name_or_path).learned_models)
     return (path, *(file for card in cards for file in (card, card.with_suffix(".npz"))))
 
 
@@ -177,13 +187,7 @@ def _shipped(folder: Path, name: str) -> Device:
     """
     path = folder / f"{name}.toml"
     device = read_device(path)
-    if device.name != name:
-        raise FormatError(
-            f"is {device.name!r} in a file named {path.name}",
-            path=str(path),
-            position="name",
-            hint="give the file the name of its device",
-        )
+    check_file_name(path, device.name)
     return replace(device, fits_of=name) if has_shipped_fits(name) and not device.fits_of else device
 
 
@@ -229,22 +233,18 @@ def _own_index(folder_name: Literal["devices", "systems"]) -> DeviceIndex:
 
 
 def _indexed(folder: Path) -> DeviceIndex:
-    """Return the index of a folder of device or system files, without entries if it does not exist. Only the
-    list of aliases of each file is read.
+    """Return the index of a folder of device or system files, without entries if it does not exist.
 
-    Raises ``FormatError`` with both files if two files have the same name or alias.
+    Raises ``FormatError`` for a file that cannot be read, and with both files if two files have the same name
+    or alias.
     """
     owner: dict[str, str] = {}
-    names = tuple(sorted(path.stem for path in folder.glob("*.toml")))
+    # A folder without permission is as one that does not exist.
+    files = folder.glob("*.toml") if os.path.isdir(folder) else ()  # noqa: PTH112
+    names = tuple(sorted(path.stem for path in files))
     for name in names:
         path = folder / f"{name}.toml"
-        # Only the list of aliases is decoded: whole files would cost ten times as much.
-        match = _ALIASES.search(path.read_text("utf-8"))
-        try:
-            aliases: list[str] = tomllib.loads(match.group())["aliases"] if match else []
-        except tomllib.TOMLDecodeError as error:
-            raise FormatError(f"not TOML: {error}", path=str(path), position="aliases") from error
-        for spelling in (name, *aliases):
+        for spelling in (name, *_aliases_in(path)):
             other = owner.setdefault(_fold_spelling(spelling), name)
             if other != name:
                 raise FormatError(
@@ -254,6 +254,39 @@ def _indexed(folder: Path) -> DeviceIndex:
                     hint="remove it from one of the files",
                 )
     return DeviceIndex(folder, names, owner)
+
+
+def _aliases_in(path: Path) -> list[str]:
+    """Return the aliases in a device or system file. Only their list is decoded: whole files would cost ten
+    times as much.
+    """
+    content = read_document(link_target(path), limits().device_bytes, "a device or system file")
+    match = _ALIASES.search(content.decode("utf-8", "replace"))
+    try:
+        aliases: list[object] = tomllib.loads(match.group())["aliases"] if match else []
+    except tomllib.TOMLDecodeError as error:
+        raise FormatError(f"not TOML: {error}", path=str(path), position="aliases") from error
+    names = [alias for alias in aliases if isinstance(alias, str)]
+    if len(names) < len(aliases):
+        hint = 'write texts: aliases = ["my-gpu"]'
+        raise FormatError("are not texts", path=str(path), position="aliases", hint=hint)
+    return names
+
+
+def link_target(path: Path) -> Path:
+    """Return the file to which a link in the user's folder leads: any file, also if inputs are untrusted."""
+    return Path(os.path.realpath(path))
+
+
+def check_file_name(path: Path, name: str) -> None:
+    """Raise ``FormatError`` if a file in a folder of devices or systems is not named after its content."""
+    if name != path.stem:
+        raise FormatError(
+            f"is {name!r} in a file named {path.name}",
+            path=str(path),
+            position="name",
+            hint=f"rename the file to {name}.toml, or change the name in it",
+        )
 
 
 def _fold_spelling(name: str) -> str:

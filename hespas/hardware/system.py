@@ -22,8 +22,15 @@ from typing import Annotated, Literal, cast
 
 from msgspec import Meta, structs
 
-from hespas.graph.errors import FormatError, UsageError, clipped
-from hespas.hardware.library import canonical_name, index_folder, own_file
+from hespas.graph.errors import UsageError, clipped
+from hespas.hardware.library import (
+    canonical_name,
+    check_file_name,
+    index_folder,
+    is_path,
+    link_target,
+    own_file,
+)
 from hespas.hardware.typed_toml import (
     Count,
     CountOrUnknown,
@@ -343,12 +350,16 @@ def load_system(name_or_path: str | os.PathLike[str]) -> System:
 
     A path is anything that ends in ``.toml``, contains a path separator, or is a ``PathLike``. Names are
     those of shipped systems and of files in the user's folder ``systems``. Raises ``UsageError`` for an
-    unknown name, ``FormatError`` for a file that is not a system.
+    unknown name, ``FormatError`` for a file that is not a system, or is not named after its system.
     """
     text, index = os.fspath(name_or_path), index_folder(SYSTEMS_FOLDER)
     path = own_system_file(name_or_path)
-    if path is not None:
+    if path is not None and is_path(name_or_path):
         return read_system(path)
+    if path is not None:
+        system = read_system(link_target(path))
+        check_file_name(path, system.name)
+        return system
     name = index.known(text)
     if not name:
         close = get_close_matches(text.casefold(), index.names, n=4, cutoff=0.4)
@@ -363,13 +374,7 @@ def load_system(name_or_path: str | os.PathLike[str]) -> System:
 def _shipped(name: str) -> System:
     path = SYSTEMS_FOLDER / f"{name}.toml"
     system = read_system(path)
-    if system.name != name:
-        raise FormatError(
-            f"is {system.name!r} in a file named {path.name}",
-            path=str(path),
-            position="name",
-            hint="give the file the name of its system",
-        )
+    check_file_name(path, system.name)
     return system
 
 

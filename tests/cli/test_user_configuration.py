@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -101,3 +102,71 @@ def test_folders(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
     assert cache_folder("league") == tmp_path / ".cache" / "hespas" / "league"
     assert config_folder() == tmp_path / ".config" / "hespas"
+
+
+@pytest.mark.parametrize("kind", ["folder", "loop", "pipe", "numbers"])
+def test_own_files_that_cannot_be_read(folder: Path, kind: str) -> None:
+    path = folder / "devices" / "broken.toml"
+    if kind == "folder":
+        path.mkdir()
+    elif kind == "loop":
+        path.symlink_to(path)
+    elif kind == "pipe":
+        os.mkfifo(path)
+    else:
+        path.write_text("aliases = [1, 2]\n")
+    with pytest.raises(FormatError, match=r"broken\.toml: ") as caught:
+        load_device("B200-SXM")
+    assert caught.value.hint
+
+
+def test_texts_of_other_encodings_matter_only_where_they_are_used(folder: Path) -> None:
+    (folder / "devices" / "latin.toml").write_bytes(b"\xff\xfe")
+    assert load_device("lab").name == "lab-gpu"
+    with pytest.raises(FormatError, match="not UTF-8"):
+        load_device("latin")
+
+
+def test_own_files_are_named_after_their_content(folder: Path) -> None:
+    for name, load in (("devices/lab-gpu", load_device), ("systems/lab-rack", load_system)):
+        path = folder / f"{name}.toml"
+        path.rename(path.with_stem("renamed"))
+        with pytest.raises(FormatError, match=r"in a file named renamed\.toml"):
+            load("renamed")
+        assert load(path.with_stem("renamed")).name == path.stem
+
+
+def test_own_files_may_be_links_to_other_folders(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("devices/lab-gpu.toml", "systems/lab-rack.toml", "config.toml"):
+        path = folder / name
+        if name == "config.toml":
+            path.write_text('hardware = "lab"\n')
+        path.rename(tmp_path / path.name)
+        path.symlink_to(tmp_path / path.name)
+    monkeypatch.setenv("HESPAS_UNTRUSTED", "1")
+    assert load_device(default_hardware()).name == "lab-gpu"
+    assert load_system("lab-rack").name == "lab-rack"
+
+
+def test_a_damaged_link_is_not_a_missing_file(folder: Path) -> None:
+    (folder / "config.toml").symlink_to(folder / "config.toml")
+    with pytest.raises(FormatError, match="cannot be read"):
+        default_hardware()
+
+
+def test_users_without_a_home_or_access_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", f"/{'x' * 5000}")
+    monkeypatch.delenv("HESPAS_HARDWARE", raising=False)
+    assert default_hardware() == ""
+    assert load_device("B200-SXM").name == "B200-SXM"
+
+    def fail() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", fail)
+    monkeypatch.delenv("XDG_CONFIG_HOME")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    assert config_folder() == Path("/.config/hespas")
+    assert cache_folder("league") == Path("/.cache/hespas/league")
