@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import threading
 import webbrowser
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from urllib.parse import quote, unquote
 
 from hespas.cli.terminal import emit
 from hespas.graph.errors import OutputError
@@ -59,7 +60,7 @@ class _TraceHandler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """Send the trace; other paths do not exist."""
-        if unquote(self.path) != f"/{self.trace.name}":
+        if self.path != _served_path(self.trace):
             self.send_error(404)
             return
         self.send_response(200)
@@ -68,12 +69,17 @@ class _TraceHandler(BaseHTTPRequestHandler):
         self.send_header("Access-Control-Allow-Origin", UI)
         self.send_header("Cache-Control", "no-cache")
         self.end_headers()
-        with self.trace.open("rb") as content:
+        with suppress(ConnectionError), self.trace.open("rb") as content:
             shutil.copyfileobj(content, self.wfile)
-        self.sent.set()
+            self.sent.set()
 
     def log_message(self, format: str, *arguments: object) -> None:  # noqa: A002 - name of the base class
         """Print nothing: the address in the browser shows what was requested."""
+
+
+def _served_path(trace: Path) -> str:
+    """Return the path of a trace in its address: its name with characters that need no encoding."""
+    return "/" + re.sub(r"[^A-Za-z0-9._-]", "_", trace.name)
 
 
 def open_timeline(trace: Path, wait_s: float = _WAIT_S) -> None:
@@ -91,7 +97,7 @@ def open_timeline(trace: Path, wait_s: float = _WAIT_S) -> None:
             f"cannot be served on port {PORT}: {error.strerror}", path=str(trace),
             hint=f"end the other program on that port, or open the file in {UI}",
         ) from error  # fmt: skip
-    address = f"{UI}/#!/?url=http://127.0.0.1:{PORT}/{quote(trace.name)}"
+    address = f"{UI}/#!/?url=http://127.0.0.1:{PORT}{_served_path(trace)}"
     with server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         if not webbrowser.open(address):

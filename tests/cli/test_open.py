@@ -8,7 +8,6 @@ import urllib.error
 import urllib.request
 import webbrowser
 from pathlib import Path
-from urllib.parse import unquote
 
 import pytest
 from typer.testing import CliRunner
@@ -59,14 +58,32 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> Browser:
 
 
 def test_a_timeline_is_loaded_by_the_perfetto_ui(opened: Browser, tmp_path: Path) -> None:
-    trace = tmp_path / "my step.json"
+    trace = tmp_path / "my #1 step?%20.json"
     words = ["simulate", str(PROGRAM), "--hardware", "H100-SXM", "--timeline", str(trace), "--open", "-q"]
     done = CliRunner().invoke(app, words)
     assert done.exit_code == 0, done.output
-    assert unquote(opened.addresses[0]).endswith("/my step.json")
+    # The Perfetto UI decodes the address, so its path has no encoded characters.
+    assert opened.addresses[0].endswith(f":{browser.PORT}/my__1_step__20.json")
     assert opened.loaded == [trace.read_bytes()]
     assert opened.origins == ["https://ui.perfetto.dev"]
     assert opened.other == 404
+
+
+def test_a_load_that_is_cancelled(opened: Browser, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    trace = tmp_path / "step.json"
+    with trace.open("wb") as stream:
+        stream.truncate(64 << 20)
+
+    def cancel_then_load(address: str) -> None:
+        with socket.create_connection(("127.0.0.1", browser.PORT)) as connection:
+            connection.sendall(b"GET /step.json HTTP/1.0\r\n\r\n")
+            connection.recv(1)
+        Browser.load(opened, address)
+
+    opened.load = cancel_then_load  # type: ignore[method-assign]
+    browser.open_timeline(trace)
+    assert [len(content) for content in opened.loaded] == [64 << 20]
+    assert capfd.readouterr().err == ""
 
 
 def test_a_page_is_opened_in_the_browser(opened: Browser, tmp_path: Path) -> None:
