@@ -17,6 +17,7 @@ import yaml
 
 import hespas
 from hespas import __version__
+from tools import release
 
 ROOT = Path(__file__).parents[1]
 _CONDA_NAMES = {"isal": "python-isal"}
@@ -93,3 +94,14 @@ def test_wheel_and_source_are_reproducible(tmp_path: Path) -> None:
     ]  # fmt: skip
     wheel = next((tmp_path / "first").glob("*.whl"))
     assert wheel.stat().st_size <= 6_000_000
+
+
+def test_a_release_replaces_no_other_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(release, "built", pytest.fail)
+    (tmp_path / "notes.txt").write_text("notes")
+    (tmp_path / "hespas-0.1.0.tar.gz").write_text("an earlier release")
+    with pytest.raises(SystemExit, match=r"has other files than those of a release, such as notes\.txt"):
+        release.main(["--out", str(tmp_path)])
+    with pytest.raises(SystemExit, match="python0: no such interpreter"):
+        release.main(["--out", str(tmp_path), "python0"])
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["hespas-0.1.0.tar.gz", "notes.txt"]

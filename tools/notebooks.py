@@ -57,8 +57,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Execute and write the notebooks that are named, or all."""
     nbformat: Any = import_module("nbformat")
     names = list(sys.argv[1:] if arguments is None else arguments)
-    for path in sorted(FOLDER.glob("*.py")):
-        if not names or path.stem in names:
+    sources = {path.stem: path for path in sorted(FOLDER.glob("*.py"))}
+    if unknown := set(names) - sources.keys():
+        sys.exit(f"no notebook {', '.join(sorted(unknown))}: use {', '.join(sources)}")
+    for name, path in sources.items():
+        if not names or name in names:
             nbformat.write(executed(path), path.with_suffix(".ipynb"))
             sys.stdout.write(f"{path.with_suffix('.ipynb').name}: written\n")
     return 0

@@ -1,8 +1,8 @@
 """Build a release and try it in empty environments: ``python -m tools.release [--out dist] [PYTHON...]``.
 
-The wheel and the source archive are built twice and must be equal. The wheel is then installed with the extra
-``stablehlo`` for each interpreter (default: this one) in an environment of its own. The commands of README.md
-and the notebooks, as scripts, are run there in an empty folder.
+The wheel and the source archive are built twice and must be equal. The wheel is then installed with the
+extras ``stablehlo`` and ``report`` for each interpreter (default: this one) in an environment of its own. The
+commands of README.md and the notebooks, as scripts, are run there in an empty folder.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _ROOT = Path(__file__).parents[1]
 def built(folder: Path) -> dict[str, str]:
     """Build the wheel and the source archive in a folder; return the SHA-256 digest of each."""
     command = [sys.executable, "-m", "hatchling", "build", "--directory", str(folder)]
-    subprocess.run(command, cwd=_ROOT, check=True, capture_output=True)
+    subprocess.run(command, cwd=_ROOT, check=True, stdout=subprocess.DEVNULL)
     return {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in sorted(folder.iterdir())}
 
 
@@ -71,7 +71,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=_ROOT / "dist", help="folder of the built files")
     parser.add_argument("pythons", nargs="*", default=[sys.executable], metavar="PYTHON")
     chosen = parser.parse_args(arguments)
-    shutil.rmtree(chosen.out, ignore_errors=True)
+    for python in chosen.pythons:
+        if shutil.which(python) is None:
+            sys.exit(f"{python}: no such interpreter")
+    earlier = list(chosen.out.iterdir()) if chosen.out.is_dir() else []
+    others = [file.name for file in earlier if not re.fullmatch(r"hespas-.*\.(whl|tar\.gz)", file.name)]
+    if others:
+        sys.exit(f"{chosen.out} has other files than those of a release, such as {others[0]}")
+    for path in earlier:
+        path.unlink()
     first = built(chosen.out)
     with tempfile.TemporaryDirectory() as folder:
         if built(Path(folder)) != first:

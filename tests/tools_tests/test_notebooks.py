@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tools.notebooks import FOLDER, cells_of, executed
+from tools.notebooks import FOLDER, cells_of, executed, main
 
 SOURCES = sorted(FOLDER.glob("*.py"))
 
@@ -36,3 +36,8 @@ def test_notebooks_have_the_cells_of_their_sources(path: Path) -> None:
 def test_notebooks_run(path: Path) -> None:
     notebook: Any = executed(path)
     assert any(cell.get("outputs") for cell in notebook.cells)
+
+
+def test_a_notebook_that_does_not_exist() -> None:
+    with pytest.raises(SystemExit, match="no notebook share: use astra_sim, calibrate_device"):
+        main(["share"])
