@@ -13,7 +13,16 @@ from hespas.analysis.difference import RecordingDifference
 from hespas.analysis.table import RowTable, listed
 from hespas.graph.columns import FloatArray
 from hespas.hardware import Device
-from hespas.report.charts import AreaChart, Axis, Chart, Histogram, Plot, Series, Waterfall
+from hespas.report.charts import (
+    AreaChart,
+    Axis,
+    Chart,
+    Histogram,
+    Plot,
+    Series,
+    Waterfall,
+    roof_lines,
+)
 from hespas.report.texts import bytes_text, counted, time_text
 from hespas.report.timelines import FlameGraph
 from hespas.simulator.memory import RankMemory
@@ -136,20 +145,8 @@ def roofline_chart(
     top = max(peaks.values(), default=float(rate[drawn].max()))
     low = float(intensity[drawn].min()) / 2
     high = max(float(intensity[drawn].max()), 2 * top / bandwidth)
-    roof = [low, max(top / bandwidth, low)]
-    lines = [
-        Series(
-            label=f"{device.main_memory.name}: {bandwidth:,.4g} TB/s",
-            x=roof,
-            y=[x * bandwidth for x in roof],
-            mark="line",
-            tone=6,
-        )
-    ]
-    lines += (
-        Series(label=label, x=[max(peak / bandwidth, low), high], y=[peak, peak], mark="line", tone=tone)
-        for tone, (label, peak) in zip((0, 7), peaks.items(), strict=False)
-    )
+    memory = f"{device.main_memory.name}: {bandwidth:,.4g} TB/s"
+    lines = roof_lines(memory, bandwidth, peaks, low, high)
     classes = [str(text) for text in table["op_class"][drawn].tolist()]
     by_time: dict[str, float] = {}
     for name, time_ns in zip(classes, table["total_ns"][drawn].tolist(), strict=True):

@@ -73,10 +73,12 @@ class LeagueReport(Result):
         return league_html(self.details)
 
     def charts(self) -> tuple[Chart, ...]:
-        """Return the predicted over the published step times, if a row has both."""
-        from hespas.studies.league.report import step_charts
+        """Return the predicted over the published step times, the errors by source, and the scaling of models
+        that were published for several numbers of accelerators.
+        """
+        from hespas.studies.league.report import league_charts
 
-        return step_charts(self.details)
+        return league_charts(self.details)
 
     def write(self, folder: str | Path, *, overwrite: bool = False) -> None:
         """Write a page, the document and a CSV file into a folder. Raises ``OutputError`` if one of them

@@ -34,7 +34,9 @@ if TYPE_CHECKING:
     from hespas.hardware import Device
     from hespas.hardware.device_fits import Fit
     from hespas.measurements import Measurements
+    from hespas.report.charts import Chart
     from hespas.validators.accuracy import Accuracy, Thresholds
+    from hespas.validators.accuracy.report.folder import ReportInputs
     from hespas.validators.accuracy.result import EndToEnd, SummaryRow
     from hespas.validators.calibration import Calibration, Suggestions
 
@@ -130,11 +132,23 @@ class AccuracyReport(Result):
         """
         from hespas.validators.accuracy.report.folder import write_report
 
-        write_report(
+        write_report(self.details, self.limits, Path(folder), self._inputs(), overwrite=overwrite)
+
+    def charts(self) -> tuple[Chart, ...]:
+        """Return the predicted over the measured times, the distribution of errors, the rooflines, the
+        waterfalls from measured to predicted time, and the timelines.
+        """
+        return self._inputs().charts(self.details)
+
+    def to_html(self) -> str:
+        """Return the page of the report."""
+        return self._inputs().html(self.details, self.limits)
+
+    def _inputs(self) -> ReportInputs:
+        from hespas.validators.accuracy.report.folder import ReportInputs
+
+        return ReportInputs.of(
             self.details,
-            self.limits,
-            Path(folder),
-            overwrite=overwrite,
             hardware=self.hardware,
             estimators=self.estimators,
             profiles=self.profiles,

@@ -97,7 +97,12 @@ def _fit(call: Call, out: Path, report: Path | None) -> None:
     from hespas.fitting.approaches import FitMemory
     from hespas.hardware import load_device
     from hespas.validators.accuracy import Thresholds
-    from hespas.validators.accuracy.report.folder import REPORT_FILES, check_folder, write_report
+    from hespas.validators.accuracy.report.folder import (
+        REPORT_FILES,
+        ReportInputs,
+        check_folder,
+        write_report,
+    )
     from hespas.validators.calibration import check_models_folder, models_folder
 
     profiles, tables, estimators = (call.several(name) for name in ("profiles", "table", "estimator"))
@@ -136,7 +141,8 @@ def _fit(call: Call, out: Path, report: Path | None) -> None:
         none = Thresholds(max_mape=nan, max_e2e=nan, min_coverage=nan)
         for test in done.details.held_out:
             folder = report / f"by-{test.by}"
-            write_report(test.accuracy, none, folder, overwrite=call.overwrite, hardware=[call["hardware"]])
+            inputs = ReportInputs.of(test.accuracy, hardware=[call["hardware"]])
+            write_report(test.accuracy, none, folder, inputs, overwrite=call.overwrite)
     done.write(out, overwrite=call.overwrite)
     after_placing(memory.forget)
     details = done.details

@@ -39,13 +39,15 @@ __all__ = [
     "Scale",
     "Series",
     "Sketch",
+    "StripPlot",
     "Waterfall",
     "legend_markup",
+    "roof_lines",
 ]
 
 WIDTH = 760
 """Width of a drawing [SVG units]."""
-Mark = Literal["points", "curve", "line", "steps"]
+Mark = Literal["points", "curve", "line", "steps", "guide"]
 TONES = 8
 """Colours of the style sheet for series: ``c0`` to ``c7``."""
 _LEFT, _RIGHT, _TOP, _BOTTOM = 76, 16, 30.0, 46
@@ -54,6 +56,8 @@ _HEIGHT, _LETTER, _LINE = 300, 6.6, 18
 """Height of a plot, mean width of a letter and height of a line of texts [SVG units]."""
 _ROW, _LABEL = 22, 230
 """Height of a row of a waterfall, and width of its labels [SVG units]."""
+_STRIP, _STRIP_LABEL = 13, 170
+"""Height of a series in a strip, and width of the labels of strips [SVG units]."""
 _MOST_POINTS = 400
 """Moments of an area chart; each one is the moment with the highest total of those around it."""
 
@@ -258,9 +262,9 @@ def _y_axis(scale: Scale, left: float, right: float) -> Iterator[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Series:
-    """Values of a plot that are drawn alike. A ``curve`` is a line through points. ``texts`` are shown when
-    the mouse points at a value. ``tone`` is the number of its colour (-1: the order of the series). Unknown
-    values are not drawn.
+    """Values of a plot that are drawn alike. A ``curve`` is a line through points, and a ``guide`` a line for
+    comparison, without a colour. ``texts`` are shown when the mouse points at a value. ``tone`` is the number
+    of its colour and dashes (-1: the order of the series). Unknown values are not drawn.
     """
 
     label: str
@@ -282,17 +286,20 @@ class Plot(Chart):
     def sketch(self) -> Sketch:
         """Return the elements of the drawing."""
         tones = [part.tone if part.tone >= 0 else row % TONES for row, part in enumerate(self.series)]
-        styles = {
-            f"dot c{tone}" if part.mark == "points" else f"line l{tone}": part.label
+        classes = [
+            f"dot c{tone}" if part.mark == "points"
+            else f"line guide l{tone}" if part.mark == "guide"
+            else f"line l{tone}"
             for part, tone in zip(self.series, tones, strict=True)
-        }
+        ]  # fmt: skip
+        styles = {style: part.label for style, part in zip(classes, self.series, strict=True)}
         top, bottom = _TOP, _TOP + _HEIGHT
         xs = np.concatenate([np.asarray(part.x, np.float64) for part in self.series] or [np.empty(0)])
         ys = np.concatenate([np.asarray(part.y, np.float64) for part in self.series] or [np.empty(0)])
         across = Scale.over(self.x, xs, _LEFT, WIDTH - _RIGHT)
         up = Scale.over(self.y, ys, bottom, top)
         parts = [*_x_axis(across, top, bottom), *_y_axis(up, _LEFT, WIDTH - _RIGHT)]
-        for part, tone in zip(self.series, tones, strict=True):
+        for part, tone, style in zip(self.series, tones, classes, strict=True):
             points = [
                 (across.at(float(x)), up.at(float(y)), row)
                 for row, (x, y) in enumerate(zip(part.x, part.y, strict=True))
@@ -303,7 +310,7 @@ class Plot(Chart):
                 path = "".join(step.format(x, y) for x, y, _ in points[1:])
                 start = f"M{points[0][0]:.1f} {points[0][1]:.1f}"
                 title = f"<title>{escape(shown(part.label))}</title>"
-                parts.append(f'<path class="line l{tone}" d="{start}{path}">{title}</path>')
+                parts.append(f'<path class="{style}" d="{start}{path}">{title}</path>')
             if part.mark in {"points", "curve"}:
                 parts += (_point(x, y, tone, part.texts[row] if part.texts else "") for x, y, row in points)
         return Sketch(bottom + _BOTTOM, parts, styles)
@@ -321,6 +328,66 @@ def _point(x: float, y: float, tone: int, text: str) -> str:
     title = f"<title>{escape(shown(text, 240))}</title>" if text else ""
     shape = f'd="{_MARKS[tone % len(_MARKS)]}" transform="translate({x:.1f} {y:.1f})"'
     return f'<path class="dot c{tone}" {shape}>{title}</path>'
+
+
+def roof_lines(
+    memory: str, bandwidth: float, peaks: Mapping[str, float], low: float, high: float
+) -> list[Series]:
+    """Return the lines of a roofline over FLOP/byte, from ``low`` to ``high``: the limit of the ``memory``,
+    and the ``peaks`` by their labels. The bandwidth (not finite: unknown) is in the unit of the peaks.
+    """
+    lines: list[Series] = []
+    knee = max(peaks.values(), default=high * bandwidth) / bandwidth
+    if knee > low:
+        x = [low, knee]
+        lines.append(Series(label=memory, x=x, y=[value * bandwidth for value in x], mark="guide", tone=0))
+    for row, (label, peak) in enumerate(peaks.items()):
+        start = max(peak / bandwidth, low) if isfinite(bandwidth) else low
+        lines.append(Series(label=label, x=[start, high], y=[peak, peak], mark="guide", tone=row + 1))
+    return lines
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+class StripPlot(Chart):
+    """Values in strips, one strip for each of ``labels``, with the median of each series. ``y`` of a series
+    has the number of the strip of each value. Values beyond ``limit``, also below 0, are drawn at the edge.
+    """
+
+    labels: Sequence[str]
+    x: Axis
+    series: Sequence[Series]
+    limit: float
+    is_dense: ClassVar[bool] = True
+
+    def sketch(self) -> Sketch:
+        """Return the elements of the drawing."""
+        height = _STRIP * len(self.series) + 6
+        top, bottom = 4.0, 4.0 + height * len(self.labels)
+        every = [np.clip(np.asarray(part.x, np.float64), -self.limit, self.limit) for part in self.series]
+        across = Scale.over(self.x, np.concatenate([*every, np.zeros(1)]), _STRIP_LABEL, WIDTH - _RIGHT)
+        parts = [*_x_axis(across, top, bottom)]
+        for strip, label in enumerate(self.labels):
+            y = top + height * strip
+            parts.append(f'<line class="axis" x1="8" x2="{WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
+            parts.append(svg_text(_STRIP_LABEL - 10, y + height / 2 + 4, shown(label, 24), "end"))
+        x = across.at(0.0)
+        parts.append(f'<line class="limit" x1="{x:.1f}" x2="{x:.1f}" y1="{top:.1f}" y2="{bottom:.1f}"/>')
+        for tone, (part, drawn) in enumerate(zip(self.series, every, strict=True)):
+            strips, values = np.asarray(part.y, np.int64), np.asarray(part.x, np.float64)
+            for strip, label in enumerate(self.labels):
+                y = top + height * strip + 3 + _STRIP * (tone + 0.5)
+                rows = np.flatnonzero((strips == strip) & np.isfinite(values))
+                for row in rows.tolist():
+                    text = part.texts[row] if part.texts else ""
+                    parts.append(_point(across.at(float(drawn[row])), y, tone % TONES, text))
+                if len(rows):
+                    median = float(np.median(values[rows]))
+                    x = across.at(min(max(median, -self.limit), self.limit))
+                    text = f"{shown(label)}, {shown(part.label)}: median {self.x.exact(median)}"
+                    path = f"M{x:.1f} {y - _STRIP / 2:.1f}v{_STRIP}"
+                    parts.append(f'<path class="middle" d="{path}"><title>{escape(text)}</title></path>')
+        styles = {f"dot c{tone % TONES}": part.label for tone, part in enumerate(self.series)}
+        return Sketch(bottom + _BOTTOM, parts, styles)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
@@ -373,7 +440,8 @@ class AreaChart(Chart):
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Waterfall(Chart):
     """Waterfall from the value ``before`` to the value ``after`` through the ``changes`` by label. The label
-    of a value that is not explained by the changes is ``rest``.
+    of a value that is not explained by the changes is ``rest``. ``texts`` by label are shown when the mouse
+    points at a change.
     """
 
     before: float
@@ -383,6 +451,7 @@ class Waterfall(Chart):
     labels: tuple[str, str] = ("before", "after")
     is_dense: ClassVar[bool] = True
     rest: str = "all others"
+    texts: Mapping[str, str] = field(default_factory=dict[str, str])
 
     def steps(self) -> list[tuple[str, float]]:
         """Return the changes with the rest, if there is one; they add up to the difference."""
@@ -420,7 +489,8 @@ class Waterfall(Chart):
         for row, (label, start, end, style, text) in enumerate(rows):
             y = top + 3 + row * _ROW
             near, far = sorted((across.at(start), across.at(end)))
-            title = f"<title>{escape(shown(label))}: {text}</title>"
+            more = f"; {shown(self.texts[label], 240)}" if label in self.texts else ""
+            title = f"<title>{escape(f'{shown(label)}: {text}{more}')}</title>"
             box = f'x="{near:.1f}" y="{y:.1f}" width="{max(far - near, 1):.1f}" height="{_ROW - 6}"'
             parts.append(f'<rect class="{style}" {box}>{title}</rect>')
             parts.append(svg_text(left - 8, y + 12, shown(label, 34), "end"))

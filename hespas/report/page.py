@@ -1,6 +1,6 @@
 """HTML page of a report: sections of paragraphs, tables and drawings in one template.
 
-A page loads nothing, and works without scripts except for sorting, searching and plots. Texts are escaped;
+A page loads nothing, and works without scripts except for sorting, searching and zooming. Texts are escaped;
 ``Markup`` is HTML already. Names from files are limited, so that a page stays small.
 """
 
@@ -89,24 +89,24 @@ class Tiles:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drawing:
-    """Drawing on a report page with its title and a note. ``is_half``: it may be placed next to another
-    one.
-    """
+    """Drawing on a report page with its title and a note."""
 
     block: ClassVar[str] = "drawing"
     content: Markup
     title: str = ""
     note: str = ""
-    is_half: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class ChartView:
-    """Chart of a result on a report page. ``has_title``: its title is shown above it."""
+    """Chart of a result on a report page. ``has_title``: its title is shown above it. ``is_half``: it may be
+    placed next to another one.
+    """
 
     block: ClassVar[str] = "chart"
     chart: Chart
     has_title: bool = True
+    is_half: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,16 +168,11 @@ class Section:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Page:
-    """Page of a report. ``summary`` is above the sections. ``scripts`` run after the scripts of all pages,
-    and read ``data``, in which names are rows of ``names``.
-    """
+    """Page of a report. ``summary`` is above the sections."""
 
     title: str
     sections: Sequence[Section]
     summary: Sequence[Block] = ()
-    scripts: Sequence[str] = ()
-    data: Mapping[str, object] = field(default_factory=dict[str, object])
-    names: NameTable = field(default_factory=NameTable)
 
 
 def page_html(page: Page) -> str:
@@ -193,20 +188,21 @@ def page_html(page: Page) -> str:
         undefined=jinja2.StrictUndefined,
     )
     sections = [section for section in page.sections if section.blocks]
+    names = NameTable()
     tables: dict[str, dict[str, Any]] = {}
     charts: dict[str, Mapping[str, object]] = {}
     for block in _leaves([*page.summary, *(block for section in sections for block in section.blocks)]):
         if isinstance(block, TableView):
-            tables[block.name] = _table_data(block, page.names)
-        elif isinstance(block, ChartView) and (values := block.chart.data(page.names)):
+            tables[block.name] = _table_data(block, names)
+        elif isinstance(block, ChartView) and (values := block.chart.data(names)):
             charts[block.chart.id] = values
-    texts = page.names.texts()
+    texts = names.texts()
 
     def template(name: str) -> str:
         return (files(_PACKAGE) / "templates" / name).read_text(encoding="utf-8")
 
-    data = {**page.data, "texts": texts, "tables": tables, **({"charts": charts} if charts else {})}
-    scripts = [template("page.js"), *([template("charts.js")] if charts else []), *page.scripts]
+    data = {"texts": texts, "tables": tables, **({"charts": charts} if charts else {})}
+    scripts = [template("page.js"), *([template("charts.js")] if charts else [])]
     return environment.get_template("page.html").render(
         version=__version__,
         page=page,

@@ -50,6 +50,28 @@ def accuracy_difference() -> Result:
         return hespas.compare(*reports)
 
 
+def measured(*, estimators: tuple[str, ...] = ("roofline",)) -> Result:
+    return hespas.accuracy(PROFILE, hardware="H100-SXM", estimator=estimators)
+
+
+def published() -> Result:
+    columns = (
+        "source,framework,accelerator,num_accelerators,model,seq_len,global_batch,micro_batch,dp,tp,pp,vp,cp,"
+        "fsdp,recompute,precision,precision_class,step_time_ms,mfu_pct"
+    )
+    rows = [
+        f"here,MaxText,TPU-v5e,{count},Llama-3-8B,2048,{count},1,{count},1,1,1,1,fsdp,remat_policy full,bf16,"
+        f"16bit,{time},40"
+        for count, time in ((8, 1500), (16, 1550), (32, 1600))
+    ]
+    with tempfile.TemporaryDirectory() as folder:
+        table = Path(folder, "runs.csv")
+        table.write_text("\n".join([columns, *rows]), encoding="utf-8")
+        return hespas.league(table, jobs=1)
+
+
+ACCURACY = {"predicted", "error-distribution", "waterfall", "errors-by-class", "timeline"}
+
 RESULTS: dict[str, tuple[Callable[[], Result], set[str]]] = {
     "simulate": (
         lambda: hespas.simulate(SHARDED, "H100-SXM", estimator="roofline"),
@@ -76,6 +98,12 @@ RESULTS: dict[str, tuple[Callable[[], Result], set[str]]] = {
         | {"communication-matrix"},
     ),
     "compare": (accuracy_difference, {"errors"}),
+    "accuracy": (measured, ACCURACY | {"roofline"}),
+    "accuracy of two": (
+        lambda: measured(estimators=("roofline", "composite")),
+        ACCURACY | {"roofline", "predicted-2", "error-distribution-2", "waterfall-2"},
+    ),
+    "league": (published, {"step-times", "errors", "scaling-1"}),
     "roundtrip": (
         lambda: hespas.roundtrip(FIXTURES / "stablehlo" / "mlp.mlir", formats=["op-graph", "stablehlo"]),
         set(),

@@ -191,7 +191,6 @@ def test_within_all_thresholds(trace: Path, program: Path) -> None:
 
 
 def test_a_folder_of_reports(trace: Path, program: Path, tmp_path: Path) -> None:
-    pytest.importorskip("plotly", reason="the extra [report] is not installed")
     out = tmp_path / "out"
     done = compared(trace, program, "--report", out)
     assert done.exit_code == 0, done.output

@@ -59,7 +59,6 @@ def refused(done: Result, message: str) -> None:
 
 @pytest.mark.parametrize("name", REPORTS)
 def test_no_report_replaces_an_input(name: str, trace: Path, tmp_path: Path) -> None:
-    pytest.importorskip("plotly", reason="the extra [report] is not installed")
     folder = tmp_path / "reports"
     folder.mkdir()
     inside = folder / name
@@ -93,7 +92,6 @@ def test_no_document_replaces_a_hardware_file(trace: Path, device: Path) -> None
 def test_a_report_does_not_follow_links_out_of_its_folder(
     overwrite: list[str], trace: Path, tmp_path: Path
 ) -> None:
-    pytest.importorskip("plotly", reason="the extra [report] is not installed")
     folder, victim = tmp_path / "reports", tmp_path / "victim.txt"
     folder.mkdir()
     victim.write_text("precious")
@@ -105,7 +103,6 @@ def test_a_report_does_not_follow_links_out_of_its_folder(
 
 
 def test_a_folder_that_is_a_link_is_followed(trace: Path, tmp_path: Path) -> None:
-    pytest.importorskip("plotly", reason="the extra [report] is not installed")
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to("real")
     done = compared(trace, "--report", tmp_path / "link" / "new")
@@ -127,7 +124,6 @@ def test_a_folder_that_is_a_link_is_followed(trace: Path, tmp_path: Path) -> Non
 def test_a_folder_that_cannot_be_is_refused_before_any_work(
     folder: str, message: str, trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip("plotly", reason="the extra [report] is not installed")
     monkeypatch.chdir(tmp_path)
     (tmp_path / "dangling").symlink_to("nowhere")
     (tmp_path / "circle").symlink_to("circle")

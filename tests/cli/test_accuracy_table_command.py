@@ -131,7 +131,6 @@ def test_a_hardware_file_of_ones_own_is_found_by_its_alias(table: Path, tmp_path
 
 
 def test_a_report_of_a_table(table: Path, tmp_path: Path) -> None:
-    pytest.importorskip("plotly")
     done = run("--table", table, "--split", "devval", "--report", tmp_path / "out")
     assert done.exit_code == 0, done.output
     page = (tmp_path / "out" / "report.html").read_text()

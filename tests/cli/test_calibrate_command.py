@@ -41,7 +41,6 @@ def table(tmp_path: Path) -> Path:
 
 
 def test_a_table_becomes_a_hardware_file(table: Path, tmp_path: Path) -> None:
-    pytest.importorskip("plotly")
     asked: list[str | Path] = [
         "--hardware", "H100-SXM", "--table", table, "--date", "2026-01-31", "--test-by", "shape",
         "--test-by", "op", "--json", tmp_path / "c.json", "--report", tmp_path / "report",

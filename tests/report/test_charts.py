@@ -23,7 +23,9 @@ from hespas.report.charts import (
     Plot,
     Scale,
     Series,
+    StripPlot,
     Waterfall,
+    roof_lines,
 )
 from hespas.report.texts import NameTable
 from hespas.report.timelines import FlameGraph, Lane, TimelineChart
@@ -50,6 +52,7 @@ def charts(label: str = "label") -> list[Chart]:
         Series(label=label, x=[1e3, 1e6], y=[1.0, nan], texts=[label, label]),
         Series(label=label, x=[1e3, 1e6], y=[1.0, 2.0], mark="line"),
         Series(label=label, x=[1e3, 1e6], y=[1.0, 2.0], mark="steps"),
+        Series(label=label, x=[1e3, 1e6], y=[1.0, 2.0], mark="guide"),
     ]
     time, heights = np.array([0.0, 1.0, 5.0]), np.array([1.0, 3.0, 2.0])
     heat = HeatMap(
@@ -61,7 +64,23 @@ def charts(label: str = "label") -> list[Chart]:
     return [
         Plot(name="plot", title=label, x=BYTES, y=TIME, series=series),
         AreaChart(name="area", title=label, moments=time, layers={label: heights}, axis=BYTES, limit=4.0),
-        Waterfall(name="fall", title=label, before=5.0, after=9.0, changes={label: 3.0}, axis=TIME),
+        Waterfall(
+            name="fall",
+            title=label,
+            before=5.0,
+            after=9.0,
+            changes={label: 3.0},
+            axis=TIME,
+            texts={label: label},
+        ),
+        StripPlot(
+            name="strips",
+            title=label,
+            labels=[label, "b"],
+            x=TIME,
+            limit=5.0,
+            series=[Series(label=label, x=[1.0, nan], y=[0, 1], texts=[label, label])],
+        ),
         heat,
         bins,
         TimelineChart(name="time", title=label, lanes=[lane(label=label)]),
@@ -127,6 +146,39 @@ def test_a_waterfall_adds_up() -> None:
     near = Waterfall(name="fall", title="t", before=1000.0, after=1001.0, changes={"a": 1.0}, axis=TIME)
     assert "does not begin at 0" in near.to_svg()
     assert "does not begin at 0" not in fall.to_svg()
+
+
+def test_strips_have_medians_and_cut_far_values() -> None:
+    strips = StripPlot(
+        name="strips",
+        title="t",
+        labels=["first", "second"],
+        x=Axis("error", "share"),
+        limit=0.5,
+        series=[
+            Series(
+                label="a", x=[-0.1, 0.1, 0.3, nan], y=[0, 0, 0, 0], texts=["low", "middle", "high", "none"]
+            ),
+            Series(label="b", x=[-3.0, 7.0], y=[1, 1]),
+        ],
+    )
+    drawing = strips.to_svg()
+    assert "first, a: median 10.0%" in drawing
+    assert "second, b: median 200.0%" in drawing
+    assert drawing.count('class="dot c0"') == 3 + 1  # three points, and the mark of the legend
+    assert drawing.count('class="dot c1"') == 2 + 1
+    assert "<title>none</title>" not in drawing
+    across = [float(x) for x in re.findall(r'class="dot c1" [^>]*translate\(([0-9.]+) ', drawing)]
+    assert across[-1] - across[-2] == pytest.approx((744 - 170) / 1.05, abs=0.2)  # from -50 % to 50 %
+
+
+def test_the_lines_of_a_roofline_meet() -> None:
+    memory, matrix, vector = roof_lines("HBM", 2.0, {"matrix": 100.0, "vector": 10.0}, 1.0, 200.0)
+    assert (memory.x, memory.y) == ([1.0, 50.0], [2.0, 100.0])
+    assert (matrix.x, matrix.y) == ([50.0, 200.0], [100.0, 100.0])
+    assert (vector.x, vector.y) == ([5.0, 200.0], [10.0, 10.0])
+    assert [line.label for line in roof_lines("HBM", nan, {"matrix": 100.0}, 1.0, 200.0)] == ["matrix"]
+    assert [line.label for line in roof_lines("HBM", 2.0, {}, 1.0, 200.0)] == ["HBM"]
 
 
 def test_frames_are_inside_their_callers() -> None:

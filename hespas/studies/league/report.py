@@ -4,52 +4,37 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from html import escape
-from math import ceil, isfinite, log10, nan
+from math import isfinite, nan
 from pathlib import Path
-from statistics import median
-
-from markupsafe import Markup
 
 from hespas.files.output import write_report_files
 from hespas.fitting.effects import COMPONENTS
-from hespas.graph.errors import clipped
-from hespas.report.charts import Axis, Plot, Series
-from hespas.report.drawings import svg, svg_text
-from hespas.report.page import Block, ChartView, Drawing, Page, Paragraph, Section, TableView, page_html
+from hespas.report.charts import Axis, Chart, Plot, Series, StripPlot
+from hespas.report.page import Block, ChartView, Fold, Page, Paragraph, Section, TableView, page_html
 from hespas.report.tables import Column, Table, columns, table_from_rows
 from hespas.studies.league.document import League, league_json
 from hespas.studies.league.evaluation import SHARED, EvaluatedRow
 from hespas.studies.league.summaries import ScalingPoint
 
-__all__ = ["REPORT_FILES", "league_html", "row_table", "step_charts", "write_report"]
+__all__ = ["REPORT_FILES", "league_charts", "league_html", "row_table", "write_report"]
 
 REPORT_FILES = ("league.html", "league.json", "league.csv")
 
-_LEFT, _RIGHT, _TOP, _BOTTOM = 74, 20, 14, 44
-"""Margins of a figure for its ticks and titles [SVG units]."""
 _STATUSES = {
     "predicted": "predicted from the row alone", "assumed": "with an assumption",
     "calibrating": "used for calibration",
 }  # fmt: skip
 """Status of a row -> its text."""
-_STRIP, _STRIPS_WIDTH, _LABELS_WIDTH = 26, 900, 150
-"""Height of the strip of a source in the error plot, width of the plot, and width of its labels."""
 _MAX_ERROR = 0.6
 """Larger errors are drawn at the edge of the error plot."""
-_CHART, _CHARTS_PER_ROW = 200, 4
-"""Width and height of a scaling chart, and number of charts in a row."""
 _MIN_SCALING_POINTS = 2
 """Numbers of accelerators, without the fewest, that a scaling chart needs."""
+_SHOWN_SCALING = 4
+"""Scaling charts that are not folded."""
 _TITLES = {
     "predicted_ms": "predicted, ms", "low_ms": "low", "high_ms": "high", "published_ms": "published, ms",
 }  # fmt: skip
 _PERCENT, _SIGNED = "{:.1%}".format, "{:+.1%}".format
-_LEGEND = Markup(
-    '<span class="key predicted">&#9679; predicted from the row alone</span> '
-    '<span class="key assumed">&#9679; with an assumption</span> '
-    '<span class="key calibrating">&#9675; used for calibration</span> Hover over a dot for its row.'
-)
 
 
 def write_report(league: League, folder: Path, *, overwrite: bool) -> None:
@@ -122,21 +107,22 @@ def league_html(league: League) -> str:
     )  # fmt: skip
     if memory.n:
         summary += f"; peak memory of {memory.n:,} rows, mean error {memory.mean_ape:.1%}"
+    times: list[Block] = [ChartView(chart, has_title=False) for chart in _step_charts(league)]
+    errors = [ChartView(chart) for chart in _error_charts(league)]
+    scaling: list[Block] = [ChartView(chart, is_half=True) for chart in _scaling_charts(league)]
+    if len(scaling) > _SHOWN_SCALING:
+        others = scaling[_SHOWN_SCALING:]
+        scaling[_SHOWN_SCALING:] = [Fold(summary=f"{len(others):,} more charts", blocks=others)]
     sections = [
         Section(
             "times",
             "Predicted against published step times",
-            [ChartView(chart, has_title=False) for chart in step_charts(league)]
-            or [Paragraph("no row is both predicted and measured", "faint")],
+            times or [Paragraph("no row is both predicted and measured", "faint")],
         ),
-        Section(
-            "errors",
-            "Errors",
-            [Paragraph(_LEGEND), Drawing(content=_error_plot(league.rows)), *_error_views(league)],
-        ),
+        Section("errors", "Errors", [*errors, *_error_views(league)]),
         Section("components", "Step time by component", _component_views(league.rows)),
         Section("layouts", "Layouts", _layout_views(league)),
-        Section("scaling", "Scaling", [*_scaling_charts(league), *_scaling_views(league)]),
+        Section("scaling", "Scaling", [*scaling, *_scaling_views(league)]),
         Section("speedups", "Speed-ups between accelerators", _speedup_views(league)),
         Section("factors", "Factors", _factor_views(league)),
         Section("rows", "Rows", [_row_view(league.rows)]),
@@ -320,119 +306,114 @@ def _row_text(row: EvaluatedRow) -> str:
     )
 
 
-def _dot(row: EvaluatedRow, x: float, y: float) -> str:
-    shape = f'class="{row.status}" cx="{x:.1f}" cy="{y:.1f}" r="3"'
-    return f"<circle {shape}><title>{escape(_row_text(row))}</title></circle>"
+def league_charts(league: League) -> tuple[Chart, ...]:
+    """Return the charts of the page: step times, errors by source, and scaling."""
+    return (*_step_charts(league), *_error_charts(league), *_scaling_charts(league))
 
 
-def step_charts(league: League) -> tuple[Plot, ...]:
-    """Return the predicted over the published step times, if a row has both."""
+def _step_charts(league: League) -> Iterator[Plot]:
+    """Yield the predicted over the published step times, if a row has both."""
     comparable = _comparable(league.rows)
     if not comparable:
-        return ()
-    series: list[Series] = []
-    for status, label in _STATUSES.items():
-        rows = [row for row in comparable if row.status == status]
-        if rows:
-            series.append(
+        return
+    times = [time * 1e6 for row in comparable for time in (row.published_ms, row.predicted_ms)]
+    ends = [min(times), max(times)]
+    yield Plot(
+        name="step-times",
+        title="Predicted over published step times",
+        table="times",
+        x=Axis("published", "time", is_log=True),
+        y=Axis("predicted", "time", is_log=True),
+        series=[
+            *(
                 Series(
                     label=label,
                     x=[row.published_ms * 1e6 for row in rows],
                     y=[row.predicted_ms * 1e6 for row in rows],
                     texts=list(map(_row_text, rows)),
                 )
-            )
-    times = [time * 1e6 for row in comparable for time in (row.published_ms, row.predicted_ms)]
-    ends = [min(times), max(times)]
-    series.append(Series(label="equal", x=ends, y=ends, mark="line", tone=6))
-    return (
-        Plot(
-            name="step-times",
-            title="Predicted over published step times",
-            table="times",
-            x=Axis("published", "time", is_log=True),
-            y=Axis("predicted", "time", is_log=True),
-            series=series,
-        ),
+                for label, rows in _by_status(comparable)
+            ),
+            Series(label="equal", x=ends, y=ends, mark="guide", tone=0),
+        ],
     )
 
 
-def _error_plot(rows: Sequence[EvaluatedRow]) -> Markup:
-    """Return a plot of the error of each row, with one strip and a median per source."""
-    sources: dict[str, list[EvaluatedRow]] = {}
-    for row in _comparable(rows):
-        sources.setdefault(row.row.cells.get("source", "") or "not stated", []).append(row)
-    base = _TOP + _STRIP * len(sources)
-
-    def position(error: float) -> float:
-        share = (min(max(error, -_MAX_ERROR), _MAX_ERROR) / _MAX_ERROR + 1) / 2
-        return _LABELS_WIDTH + share * (_STRIPS_WIDTH - _LABELS_WIDTH - _RIGHT)
-
-    parts: list[str] = []
-    for tick in range(-6, 7, 2):
-        line, x = "axis" if tick else "same", position(tick / 10)
-        parts.append(f'<path class="{line}" d="M{x:.1f} {_TOP}V{base}"/>')
-        parts.append(svg_text(x, base + 16, f"{tick / 10:+.0%}" if tick else "0"))
-    for strip, (source, members) in enumerate(sorted(sources.items())):
-        y = _TOP + _STRIP * (strip + 0.5)
-        parts.append(svg_text(_LABELS_WIDTH - 10, y + 4, source, "end"))
-        parts += (_dot(row, position(row.relative_error), y) for row in members)
-        x = position(median(row.relative_error for row in members))
-        parts.append(f'<path class="middle" d="M{x:.1f} {y - 10:.1f}V{y + 10:.1f}"/>')
-    parts.append(svg_text((_LABELS_WIDTH + _STRIPS_WIDTH) / 2, base + 36, "relative error of predictions"))
-    return svg(_STRIPS_WIDTH, base + _BOTTOM, "errors of all rows by source, with medians", parts)
+def _by_status(rows: Sequence[EvaluatedRow]) -> Iterator[tuple[str, list[EvaluatedRow]]]:
+    """Yield the text of each status with its rows, if it has any."""
+    for status, label in _STATUSES.items():
+        chosen = [row for row in rows if row.status == status]
+        if chosen:
+            yield label, chosen
 
 
-def _scaling_charts(league: League) -> list[Block]:
-    """Return charts of published and predicted throughput per accelerator against the number of accelerators.
-    There is one chart for each model that was published for at least three numbers of accelerators.
+def _error_charts(league: League) -> Iterator[StripPlot]:
+    """Yield the error of each row by source, if a row has a prediction and a published time."""
+    comparable = _comparable(league.rows)
+    labels = sorted({_source_of(row) for row in comparable})
+    if not labels:
+        return
+    yield StripPlot(
+        name="errors",
+        title="Relative error of predictions by source",
+        table="errors",
+        note=f"A dot is a row of the table, and a vertical line the median. Errors above {_MAX_ERROR:.0%} "
+        "are drawn at the edge.",
+        labels=labels,
+        x=Axis("relative error", "share"),
+        limit=_MAX_ERROR,
+        series=[
+            Series(
+                label=label,
+                x=[row.relative_error for row in rows],
+                y=[labels.index(_source_of(row)) for row in rows],
+                texts=list(map(_row_text, rows)),
+            )
+            for label, rows in _by_status(comparable)
+        ],
+    )
+
+
+def _source_of(row: EvaluatedRow) -> str:
+    return row.row.cells.get("source", "") or "not stated"
+
+
+def _scaling_charts(league: League) -> Iterator[Plot]:
+    """Yield the published and predicted throughput per accelerator over the number of accelerators, for each
+    model that was published for at least three numbers of accelerators.
     """
     curves: dict[tuple[str, ...], list[ScalingPoint]] = {}
     for point in league.scaling:
         key = (point.source, point.model, point.accelerator, point.precision)
         curves.setdefault(key, []).append(point)
     drawn = [(key, points) for key, points in curves.items() if len(points) >= _MIN_SCALING_POINTS]
-    if not drawn:
-        return []
-    parts: list[str] = []
-    for number, (names, points) in enumerate(drawn):
-        left = (number % _CHARTS_PER_ROW) * (_CHART + 30) + 40
-        top = number // _CHARTS_PER_ROW * (_CHART + 30) + 40
-        parts += _scaling_chart(names, points, left, top)
-    height = ceil(len(drawn) / _CHARTS_PER_ROW) * (_CHART + 30) + 20
-    legend = Markup(
-        "Throughput per accelerator relative to the fewest accelerators: "
-        '<span class="key measured">&#9472; published</span> '
-        '<span class="key predicted">&#9472; predicted</span>'
-    )
-    width = _CHARTS_PER_ROW * (_CHART + 30) + 20
-    return [Paragraph(legend), Drawing(content=svg(width, height, "scaling, published and predicted", parts))]
-
-
-def _scaling_chart(
-    key: Sequence[str], points: Sequence[ScalingPoint], left: float, top: float
-) -> Iterator[str]:
-    width, height = _CHART - 20, _CHART - 60
-    base = points[0].base
-    counts = [base, *(point.num_accelerators for point in points)]
-    decades = log10(counts[-1] / base)
-    efficiencies = [(point.published_efficiency, point.predicted_efficiency) for point in points]
-    highest = max(1.1, *(max(pair) for pair in efficiencies))
-
-    def x_of(count: int) -> float:
-        return left + log10(count / base) / decades * width
-
-    def position(count: int, efficiency: float) -> str:
-        return f"{x_of(count):.1f} {top + height * (1 - efficiency / highest):.1f}"
-
-    yield svg_text(left, top - 18, clipped(key[1]), "start")
-    yield svg_text(left, top - 4, clipped(f"{key[2]}, {key[0]}"), "start", ' class="note"')
-    yield f'<path class="axis" fill="none" d="M{left} {top}V{top + height}H{left + width}"/>'
-    yield f'<path class="same" d="M{position(base, 1.0)}L{position(counts[-1], 1.0)}"/>'
-    yield svg_text(left - 4, top + height * (1 - 1 / highest) + 4, "1", "end")
-    for count in (counts[0], counts[-1]):
-        yield svg_text(round(x_of(count), 1), top + height + 14, f"{count:,}")
-    for curve, column in (("measured", 0), ("predicted", 1)):
-        line = [position(base, 1.0)]
-        line += [position(n, pair[column]) for n, pair in zip(counts[1:], efficiencies, strict=True)]
-        yield f'<path class="line {curve}" d="M{"L".join(line)}"/>'
+    for number, ((source, model, accelerator, precision), points) in enumerate(drawn, 1):
+        counts = [float(count) for count in (points[0].base, *(point.num_accelerators for point in points))]
+        published = [1.0, *(point.published_efficiency for point in points)]
+        predicted = [1.0, *(point.predicted_efficiency for point in points)]
+        yield Plot(
+            name=f"scaling-{number}",
+            title=f"{model} on {accelerator}, {precision} ({source})",
+            table="scaling",
+            x=Axis("accelerators", "count", is_log=True),
+            y=Axis("throughput per accelerator, relative to the fewest accelerators", "share"),
+            series=[
+                Series(label="linear scaling", x=[counts[0], counts[-1]], y=[1.0, 1.0], mark="guide", tone=1),
+                *(
+                    Series(
+                        label=label,
+                        x=counts,
+                        y=shares,
+                        mark="curve",
+                        tone=tone,
+                        texts=[
+                            f"{label}, {count:,.0f}: {share:.1%}"
+                            for count, share in zip(counts, shares, strict=True)
+                        ],
+                    )
+                    for tone, (label, shares) in enumerate(
+                        (("published", published), ("predicted", predicted))
+                    )
+                ),
+            ],
+        )

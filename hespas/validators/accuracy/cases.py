@@ -151,6 +151,11 @@ class Cases:
         """Return the predictions of one estimator; None if it was not evaluated."""
         return next((row for row in self.predictions if row.estimator == estimator), None)
 
+    def predicted_ns(self, estimator: str) -> FloatArray:
+        """Return the times that one estimator predicts; NaN where it predicts none."""
+        found = self.prediction(estimator)
+        return np.full(len(self), nan) if found is None else found.duration_ns
+
     def with_predictions(self, predictions: Sequence[CasePrediction]) -> Cases:
         """Return the same cases with more predictions."""
         return replace(self, predictions=(*self.predictions, *predictions))

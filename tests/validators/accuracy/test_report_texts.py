@@ -19,7 +19,7 @@ from hespas.graph.errors import OutputError
 from hespas.report.texts import UNKNOWN, NameTable, clip, shown
 from hespas.validators.accuracy.cases import Cases
 from hespas.validators.accuracy.report import accuracy_csv, accuracy_markdown, speed_up_csv
-from hespas.validators.accuracy.report.folder import REPORT_FILES, check_folder, write_report
+from hespas.validators.accuracy.report.folder import REPORT_FILES, ReportInputs, check_folder, write_report
 from hespas.validators.accuracy.report.texts import (
     limits_of,
     percent,
@@ -153,22 +153,21 @@ def test_a_limit_nothing_can_be_held_against_is_not_passed() -> None:
 
 
 def test_a_folder_of_reports_is_written_whole_and_not_over_another(tmp_path: Path) -> None:
-    pytest.importorskip("plotly", reason="the extra [report] is not installed")
     folder = tmp_path / "new" / "report"
     done = hostile_comparison()
-    write_report(done, NO_LIMITS, folder, overwrite=False, hardware=["H100-SXM"])
+    inputs = ReportInputs.of(done, hardware=["H100-SXM"])
+    write_report(done, NO_LIMITS, folder, inputs, overwrite=False)
     assert {path.name for path in folder.iterdir()} == {*REPORT_FILES, "speed-ups.csv"}
     (folder / "mine.txt").write_text("kept")
     with pytest.raises(OutputError):
         check_folder(folder, overwrite=False)
     before = {name: (folder / name).read_bytes() for name in REPORT_FILES}
-    write_report(done, NO_LIMITS, folder, overwrite=True, hardware=["H100-SXM"])
+    write_report(done, NO_LIMITS, folder, inputs, overwrite=True)
     assert {name: (folder / name).read_bytes() for name in REPORT_FILES} == before
     assert (folder / "mine.txt").read_text() == "kept"
 
 
 def test_a_file_is_no_folder_for_reports(tmp_path: Path) -> None:
-    pytest.importorskip("plotly", reason="the extra [report] is not installed")
     (tmp_path / "file").write_text("")
     with pytest.raises(OutputError):
         check_folder(tmp_path / "file", overwrite=True)

@@ -7,12 +7,9 @@ import platform
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
-from importlib.resources import files
-from math import isnan
+from math import isfinite, isnan, nan
 from pathlib import Path
-from typing import Protocol, cast
 
 import numpy as np
 from markupsafe import Markup
@@ -21,11 +18,13 @@ from hespas._version import __version__
 from hespas.files.streams import open_input
 from hespas.fitting.statistics import relative_error
 from hespas.graph import Profile, Timeline, Workload
-from hespas.graph.errors import MissingExtraError, UsageError
+from hespas.graph.columns import FloatArray
+from hespas.graph.errors import UsageError
 from hespas.hardware import Device, named_device
+from hespas.report.charts import Waterfall
 from hespas.report.page import (
     Block,
-    Drawing,
+    ChartView,
     Fold,
     Page,
     Paragraph,
@@ -37,22 +36,11 @@ from hespas.report.page import (
     page_html,
 )
 from hespas.report.tables import Column, Table, Values, table_from_rows
-from hespas.report.texts import UNKNOWN, NameTable, shown
+from hespas.report.texts import UNKNOWN, shown
+from hespas.report.timelines import TimelineChart
 from hespas.validators.accuracy.baselines import BASELINES
-from hespas.validators.accuracy.report.figures import (
-    CasePoints,
-    class_names,
-    curves_of,
-    figures,
-    measured_lanes,
-    points_of,
-    roofs_of,
-    shape_rows_of,
-    simulated_lanes,
-    waterfalls_of,
-)
+from hespas.validators.accuracy.report.charts import ChartGroup, chart_groups
 from hespas.validators.accuracy.report.tables import (
-    FEW_SHAPES,
     ReportTable,
     class_tables,
     end_to_end_table,
@@ -74,12 +62,15 @@ from hespas.validators.accuracy.report.texts import (
 )
 from hespas.validators.accuracy.result import Accuracy, Thresholds
 
-__all__ = ["FileFact", "ReportProvenance", "accuracy_html", "plotly_script", "provenance_of"]
+__all__ = ["FileFact", "ReportProvenance", "accuracy_html", "provenance_of"]
 
 _CHUNK = 1 << 20
 _MOST_FILES = 1_000
-_PACKAGES = ("numpy", "scipy", "jaxlib", "plotly")
-_MOST_TIMELINES = 8
+_PACKAGES = ("numpy", "scipy", "jaxlib")
+_MOST_SHAPES = 5_000
+"""Most rows of the table of operations."""
+_OPEN_GROUPS = 2
+"""Groups of charts that are not folded: the first estimator on the first device, and all estimators on it."""
 _MOST_ROWS = 200
 """Most rows of other tables; the page shows the number of the remaining rows."""
 _MOST_JOINS = 2000
@@ -87,7 +78,6 @@ _MOST_JOINS = 2000
 _MOST_NAMES = 20
 """Most operations of an instruction."""
 _MOST_SOURCES = 40
-_PACKAGE = "hespas.validators.accuracy.report"
 _VERDICTS = {
     "pass": "\N{CHECK MARK} Pass: within every limit",
     "fail": "\N{BALLOT X} Fail: a limit is exceeded",
@@ -123,6 +113,23 @@ class ReportProvenance:
     versions: Mapping[str, str] = field(default_factory=dict[str, str])
     metadata: Mapping[str, Mapping[str, str]] = field(default_factory=dict[str, Mapping[str, str]])
     omitted: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _ShapeRow:
+    """Cases of one source and shape, as a row of a table. Times [ns] are means over ``count`` cases.
+    ``share`` is their share of the measured time of the source. ``predicted_ns`` has one time per estimator.
+    """
+
+    source: str
+    hardware: str
+    op_class: str
+    label: str
+    shape: str
+    count: int
+    measured_ns: float
+    share: float
+    predicted_ns: tuple[float, ...]
 
 
 def provenance_of(
@@ -180,9 +187,8 @@ def accuracy_html(
     ``provenance`` defaults to the result of :func:`provenance_of` for the inputs; it must be given if a
     user's file describes a device. ``profiles`` and ``timeline`` are drawn as timelines; ``program`` has the
     names of the nodes in ``timeline``. If there are too many cases, the page shows a selection and reports
-    it; it stays below 8 MB. Raises ``MissingExtraError`` without plotly.
+    it; it stays below 8 MB.
     """
-    plotly = plotly_script()
     if provenance is None:
         devices: list[Device] = []
         for name in dict.fromkeys(cases.hardware for cases in result.cases):
@@ -192,13 +198,12 @@ def accuracy_html(
                 continue
         metadata = {profile.name: profile.metadata for profile in profiles}
         provenance = provenance_of(result.inputs, devices, metadata)
-    names = NameTable()
-    lanes = [measured_lanes(profile, names) for profile in profiles[:_MOST_TIMELINES]]
-    data = {
-        **_plot_data(result, provenance.devices, names),
-        "timelines": [lane for lane in lanes if lane is not None],
-        "simulated": None if timeline is None else simulated_lanes(timeline, program, names),
-    }
+    groups = list(
+        chart_groups(result, provenance.devices, profiles=profiles, timeline=timeline, program=program)
+    )
+    charts = [chart for group in groups for chart in group.charts]
+    timelines = [chart for chart in charts if isinstance(chart, TimelineChart)]
+    spans = timelines[0].links() if timelines else {}
     sources = f"{len(result.cases):,} {'source' if len(result.cases) == 1 else 'sources'}"
     measured = f"{sum(map(len, result.cases)):,} measured operations of {sources} on "
     about = ". Errors are relative to the measurement: +100% is twice as long."
@@ -208,16 +213,13 @@ def accuracy_html(
         sections=[
             Section("verdict", "Verdict", _verdict_blocks(result, limits)),
             Section("errors", "Errors by class and size", _error_blocks(result), _ERROR_NOTE),
-            Section("figures", "Figures", _figure_blocks(result, data)),
-            Section("operations", "Operations", [_operation_view(result)]),
+            Section("figures", "Charts", _chart_blocks(groups)),
+            Section("operations", "Operations", [_operation_view(result, spans)]),
             Section("devices", "Across devices", _views(speed_up_table(result), trend_table(result))),
             Section("matching", "Matching of program and profile", _matching_blocks(result)),
             Section("data", "Data quality", _quality_blocks(result)),
             Section("provenance", "Provenance", _provenance_blocks(provenance)),
         ],
-        scripts=[plotly, (files(_PACKAGE) / "templates" / "plots.js").read_text(encoding="utf-8")],
-        data=data,
-        names=names,
     )
     return page_html(page)
 
@@ -310,62 +312,79 @@ def _error_blocks(result: Accuracy) -> list[Block]:
     return blocks
 
 
-def _figure_blocks(result: Accuracy, data: Mapping[str, object]) -> list[Block]:
-    """Return empty placeholders for the plots, which a script fills, and the fields that select their
-    data.
-    """
-    points = cast("CasePoints", data["points"])
-    fields = '<div class="tools">{}</div>'
-    field_of = '<label for="{0}">{1}<select id="{0}"></select></label>'
-    chosen = fields.format(
-        field_of.format("pick-estimator", "estimator") + field_of.format("pick-device", "device")
-    )
-    blocks: list[Block] = [Drawing(content=Markup(chosen))]
-    drawn, of = len(points.measured_ns), points.of
-    if of > drawn:
-        blocks.append(
-            Paragraph(
-                f"{drawn:,} of {of:,} cases are drawn as points: those with the largest time errors, and an "
-                "even selection of the others. Tables, distributions and totals include all cases.",
-                "faint small thinned",
-            )
-        )
-    few = f"Classes of fewer than {FEW_SHAPES} cases are omitted."
-    plots = [
-        (
-            "scatter",
-            "Predicted against measured",
-            "Both axes are logarithmic; dashed: twice and half the measured time.",
-            "",
-        ),
-        (
-            "cdf",
-            "Distribution of errors",
-            f"Share of cases within an absolute relative error; broken lines: naive models. {few}",
-            "",
-        ),
-        ("roof", "Roofline", Markup('<span id="about-roof"></span>'), ""),
-        (
-            "fall",
-            "From the measured time to the predicted",
-            "The shapes with the largest errors; time without an estimate is subtracted first.",
-            fields.format(field_of.format("pick-source", "source")),
-        ),
-    ]
-    if data["timelines"] or data["simulated"]:
-        picked = fields.format(field_of.format("pick-time", "profile"))
-        plots.append(("time", "Timeline", Markup('<span id="about-time"></span>'), picked))
-    for name, title, note, above in plots:
-        content = Markup(f'{above}<div class="plot" id="plot-{name}"></div>')
-        is_half = name in {"scatter", "cdf"}
-        blocks.append(Drawing(content=content, title=title, note=note, is_half=is_half))
+def _chart_blocks(groups: Sequence[ChartGroup]) -> list[Block]:
+    """Return the charts. If there are several estimators or devices, the charts of the others are folded."""
+    blocks: list[Block] = []
+    for number, group in enumerate(groups):
+        views: list[Block] = [
+            ChartView(chart, is_half=chart.name.startswith(("predicted", "error-distribution")))
+            for chart in group.charts
+        ]
+        first = next((row for row, chart in enumerate(group.charts) if isinstance(chart, Waterfall)), 0)
+        others = views[first + 1 :] if first else []
+        if others:
+            summary = f"{len(others):,} more {'source' if len(others) == 1 else 'sources'}"
+            views[first + 1 :] = [Fold(summary=summary, blocks=others)]
+        if not views:
+            views = [Paragraph("Nothing that was measured is predicted, or has FLOPs and bytes.", "faint")]
+        is_open = number < _OPEN_GROUPS or any(isinstance(chart, TimelineChart) for chart in group.charts)
+        blocks += views if is_open else [Fold(summary=group.title, blocks=views)]
     return blocks
 
 
-def _operation_view(result: Accuracy) -> TableView:
-    """Return the table of the shapes of all sources, with the predictions of the selected estimator."""
+def _figures(values: FloatArray) -> list[float | None]:
+    """Return numbers rounded to five significant digits; None if unknown or infinite."""
+    numbers: list[float] = values.tolist()
+    return [float(f"{value:.5g}") if isfinite(value) else None for value in numbers]
+
+
+def _shape_rows(result: Accuracy, estimators: Sequence[str]) -> tuple[list[_ShapeRow], int]:
+    """Return the shapes with the most measured time, longest first (at most :data:`_MOST_SHAPES`), and the
+    number of shapes of all sources. O(cases log cases).
+    """
+    tables: list[FloatArray] = []
+    for cases in result.cases:
+        shape, first, index, counts = np.unique(
+            cases.shape, return_index=True, return_inverse=True, return_counts=True
+        )
+        total = np.bincount(index, cases.measured_ns, len(shape))
+        sum_ns = float(total.sum())
+        share = total / sum_ns if sum_ns else total * nan
+        columns = [first, shape, counts, total, total / counts, share]
+        # The mean is unknown if one of the cases has no prediction.
+        columns += [np.bincount(index, cases.predicted_ns(name), len(shape)) / counts for name in estimators]
+        tables.append(np.stack([np.asarray(column, np.float64) for column in columns], axis=1))
+    source = np.repeat(np.arange(len(tables)), [len(table) for table in tables])
+    all_rows = np.concatenate(tables) if tables else np.empty((0, 6 + len(estimators)))
+    order = np.argsort(-all_rows[:, 3], kind="stable")[:_MOST_SHAPES]
+    rows = all_rows[order]
+    shapes: list[_ShapeRow] = []
+    numbers: list[int] = source[order].tolist()
+    lines: list[list[float]] = rows.tolist()
+    for number, cells in zip(numbers, lines, strict=True):
+        of_source, row = result.cases[number], int(cells[0])
+        shapes.append(
+            _ShapeRow(
+                source=of_source.source,
+                hardware=of_source.hardware,
+                op_class=of_source.classes[int(of_source.op_class[row])],
+                label=of_source.labels[row],
+                shape=of_source.shapes[int(cells[1])],
+                count=int(cells[2]),
+                measured_ns=cells[4],
+                share=cells[5],
+                predicted_ns=tuple(cells[6:]),
+            )
+        )
+    return shapes, len(all_rows)
+
+
+def _operation_view(result: Accuracy, spans: Mapping[str, str]) -> TableView:
+    """Return the table of the shapes of all sources, with the predictions of the selected estimator.
+    ``spans`` are the ids of the operations in a timeline.
+    """
     estimators = list(dict.fromkeys((*result.estimators, *BASELINES)))
-    rows, of = shape_rows_of(result, estimators)
+    rows, of = _shape_rows(result, estimators)
     signed = partial(percent, signed=True)
     several = len({cases.hardware for cases in result.cases}) > 1
     header = [
@@ -379,8 +398,8 @@ def _operation_view(result: Accuracy) -> TableView:
         "operation": [row.label for row in rows],
         "shape": [row.shape for row in rows],
         "n": [row.count for row in rows],
-        "measured": figures(np.array([row.measured_ns for row in rows])),
-        "of_time": figures(np.array([row.share for row in rows])),
+        "measured": _figures(np.array([row.measured_ns for row in rows])),
+        "of_time": _figures(np.array([row.share for row in rows])),
     }
     choices: dict[str, str] = {}
     for number, estimator in enumerate(estimators):
@@ -398,7 +417,7 @@ def _operation_view(result: Accuracy) -> TableView:
             header.append(
                 Column(f"{name}-{number}", title, "number" if name == "error" else "time", write=write)
             )
-            columns[f"{name}-{number}"] = figures(values)
+            columns[f"{name}-{number}"] = _figures(values)
             choices[f"{name}-{number}"] = choice
     header.append(Column("op_class", "class"))
     columns["op_class"] = [row.op_class for row in rows]
@@ -414,6 +433,7 @@ def _operation_view(result: Accuracy) -> TableView:
         of=of,
         file="report.csv",
         named="operation",
+        links={"operation": [spans.get(row.label, "") for row in rows]} if spans else {},
         filters={"op_class", "source"} if len(result.cases) <= _MOST_SOURCES else {"op_class"},
         choices=choices,
         choice_title="estimator",
@@ -552,44 +572,3 @@ def _device_rows(device: Device) -> Iterator[tuple[str, str, str]]:
     for row in device.efficiencies:
         value = f"{row.compute:.3g} of peak, {row.memory:.3g} of memory, {time_text(row.t0_ns)}"
         yield f"fit of {row.op_class} {row.dtype}", value, row.provenance
-
-
-def _plot_data(result: Accuracy, devices: Sequence[Device], names: NameTable) -> dict[str, object]:
-    """Return the data that the script of the plots reads.
-
-    ``estimators`` holds the requested estimators, then the baselines.
-    """
-    estimators = list(dict.fromkeys((*result.estimators, *BASELINES)))
-    return {
-        "requested": len(result.estimators),
-        "few": FEW_SHAPES,
-        "estimators": [shown(name) for name in estimators],
-        "classes": class_names(result),
-        "sources": [
-            {"name": shown(cases.source), "hardware": shown(cases.hardware)} for cases in result.cases
-        ],
-        "noise": {shown(name): floor.mape for name, floor in result.noise.items()},
-        "roofs": list(roofs_of(devices, result.cases)),
-        "points": points_of(result, estimators, names),
-        "curves": list(curves_of(result, estimators)),
-        "waterfalls": list(waterfalls_of(result, estimators, names)),
-    }
-
-
-class _PlotlyOffline(Protocol):
-    """Interface of ``plotly.offline``, which has no type annotations."""
-
-    def get_plotlyjs(self) -> str: ...
-
-
-def plotly_script() -> str:
-    """Return the text of plotly.js in the installed plotly package.
-
-    Raises ``MissingExtraError`` without plotly.
-    """
-    try:
-        offline = cast("_PlotlyOffline", import_module("plotly.offline"))
-    except ImportError as error:
-        raise MissingExtraError("the HTML report", "report") from error
-    # Inside a string or a pattern of the script, "<\/" is the same as "</".
-    return offline.get_plotlyjs().replace("</script", "<\\/script").replace("<!--", "<\\!--")
