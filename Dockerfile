@@ -1,4 +1,4 @@
-# The commands with StableHLO and HTML reports: docker run --rm -v "$PWD:/work" hespas simulate /work/step.mlir ...
+# The commands with StableHLO: docker run --rm -v "$PWD:/work" hespas simulate /work/step.mlir ...
 FROM python:3.13-slim AS build
 WORKDIR /source
 COPY . .
@@ -8,7 +8,7 @@ FROM python:3.13-slim
 COPY --from=build /wheels /wheels
 COPY constraints.txt /wheels/
 RUN python -m pip install --no-cache-dir --constraint /wheels/constraints.txt \
-      "$(ls /wheels/*.whl)[stablehlo,report]" && rm -r /wheels \
+      "$(ls /wheels/*.whl)[stablehlo]" && rm -r /wheels \
     && useradd --create-home hespas
 USER hespas
 WORKDIR /work

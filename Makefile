@@ -38,22 +38,22 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 		{ echo "Python 3.11 or newer is needed, $(PYTHON) is older: set PYTHON=/path/to/python3"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[stablehlo,report]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[stablehlo]'
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[stablehlo,report]' --group dev
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[stablehlo]' --group dev
 	@touch $@
 
 $(VENV)/.installed-jax: $(VENV)/.installed
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[jax,report]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[jax]'
 	@touch $@
 
 $(CAPTURE)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(CAPTURE)
 	$(CAPTURE)/bin/python -m pip install --quiet --upgrade pip
 	$(CAPTURE)/bin/python -m pip install --quiet --constraint constraints.txt \
-		--editable '.[jax,torch,report]' --group dev --group capture
+		--editable '.[jax,torch]' --group dev --group capture
 	@touch $@
 
 demo: $(VENV)/.installed
@@ -87,7 +87,7 @@ test-lowest test-newest:
 	$(PYTHON) -m venv --clear $(TARGET)
 	$(TARGET)/bin/python -m pip install --quiet --upgrade pip uv
 	VIRTUAL_ENV=$(TARGET) $(TARGET)/bin/uv pip install --quiet --resolution $(RESOLUTION) \
-		--editable '.[stablehlo,report]' --group dev
+		--editable '.[stablehlo]' --group dev
 	$(TARGET)/bin/python -m pytest -n $(JOBS) --dist loadfile --sample $(SAMPLE_S)
 
 test-lowest: TARGET := $(LOWEST)
@@ -127,7 +127,7 @@ constraints:
 	rm -rf $(VENV)-constraints
 	$(PYTHON) -m venv $(VENV)-constraints
 	$(VENV)-constraints/bin/python -m pip install --quiet --upgrade pip
-	$(VENV)-constraints/bin/python -m pip install --quiet --editable '.[jax,report,learned]' --group dev
+	$(VENV)-constraints/bin/python -m pip install --quiet --editable '.[jax,learned]' --group dev
 	@{ echo "# Versions that the tests run with; made by: make constraints"; \
 	  $(VENV)-constraints/bin/python -m pip list --format=freeze --exclude pip --exclude setuptools --exclude hespas; } > constraints.txt
 	rm -rf $(VENV)-constraints

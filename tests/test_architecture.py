@@ -79,7 +79,7 @@ SHARED_CONVERTERS = frozenset(
 """Modules of ``hespas.converters`` that every format may use."""
 
 HEAVY = ("jax", "jaxlib", "pandas", "pyarrow", "scipy", "sklearn", "torch")
-OPTIONAL = frozenset({"jax", "jaxlib", "plotly", "sklearn", "torch"})
+OPTIONAL = frozenset({"jax", "jaxlib", "sklearn", "torch"})
 """What an extra installs: a module that needs it may be absent."""
 
 MAX_MODULE_LINES = 650

@@ -47,7 +47,7 @@ def _try_out(python: str, wheel: Path) -> None:
         folder.mkdir()
         subprocess.run([python, "-m", "venv", str(environment)], check=True)
         programs = environment / "bin"
-        pip = [str(programs / "python"), "-m", "pip", "install", "--quiet", f"{wheel}[stablehlo,report]"]
+        pip = [str(programs / "python"), "-m", "pip", "install", "--quiet", f"{wheel}[stablehlo]"]
         subprocess.run(pip, check=True)
         settings = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
         settings["PATH"] = f"{programs}{os.pathsep}{settings['PATH']}"
