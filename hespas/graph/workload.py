@@ -35,6 +35,7 @@ __all__ = [
     "GUESSED_VALUES",
     "LAUNCHES",
     "PROGRAM_BYTES",
+    "RECORDED_STEPS",
     "STEP_FACTS",
     "WHOLE_JOB",
     "Launch",
@@ -48,6 +49,9 @@ __all__ = [
 
 ABSENT = -1
 """Class of a rank of the job without a graph in the workload."""
+
+RECORDED_STEPS = "measured/steps.json"
+"""Name of the document in the attachments of a graph that describes the recorded steps."""
 
 WHOLE_JOB = "whole_job_parts"
 """Metadata key of a sharded program that was not partitioned; the value is the number of parts.

@@ -14,7 +14,15 @@ from hespas.converters.chakra.preserve import foreign_texts
 from hespas.converters.chakra.readiness import LARGEST_COUNT
 from hespas.converters.chakra.spelling import LARGEST_EXTENT, nodes_of_odd_sizes
 from hespas.converters.chakra.times import LONGEST_NS
-from hespas.graph import PROGRAM_BYTES, CollectiveKind, Diagnostics, NodeKind, OpGraph, Workload
+from hespas.graph import (
+    PROGRAM_BYTES,
+    RECORDED_STEPS,
+    CollectiveKind,
+    Diagnostics,
+    NodeKind,
+    OpGraph,
+    Workload,
+)
 from hespas.graph.columns import BoolArray, FloatArray, IntArray, SmallIntArray
 
 __all__ = ["report", "report_refused"]
@@ -180,7 +188,6 @@ def _report_job(workload: Workload, groups: GroupIds, rank: str, diagnostics: Di
     diagnostics.info("chakra.metadata", workload.name, message, count=len(lost))
     if not any(graph.attachments for graph in workload.classes):
         return
-    from hespas.converters.measured_ops.steps import RECORDED_STEPS
 
     # The recorded steps are metadata of a trace; readers attach the process groups to the class of rank 0.
     listed = render_groups(groups.of_rank(int(rank))) if rank else groups.document()

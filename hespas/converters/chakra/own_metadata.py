@@ -5,7 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 
 from hespas.converters.chakra.contract import STEPS_ATTRIBUTE, TEXTS_OF_JOB, Tag
-from hespas.graph import PROGRAM_BYTES, Diagnostics, ExtraTable, OpGraph, StringTableBuilder, Workload
+from hespas.graph import (
+    PROGRAM_BYTES,
+    RECORDED_STEPS,
+    Diagnostics,
+    ExtraTable,
+    OpGraph,
+    StringTableBuilder,
+    Workload,
+)
 from hespas.graph.errors import FormatError, UsageError
 from hespas.schemas.chakra import LATEST_VERSIONS
 from hespas.schemas.chakra.tables import AttributeField
@@ -46,7 +54,7 @@ def with_stated_steps(graph: OpGraph, document: bytes, diagnostics: Diagnostics)
     """
     if not document:
         return graph
-    from hespas.converters.measured_ops.steps import RECORDED_STEPS, recorded_steps_of
+    from hespas.converters.measured_ops.steps import recorded_steps_of
 
     attached = {RECORDED_STEPS: document}
     try:

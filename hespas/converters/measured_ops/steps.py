@@ -11,21 +11,17 @@ from math import isclose
 import msgspec
 import numpy as np
 
-from hespas.graph import OpGraph, Profile, StepRanges
+from hespas.graph import RECORDED_STEPS, OpGraph, Profile, StepRanges
 from hespas.graph.columns import FloatArray, IntArray, SmallIntArray
 from hespas.graph.errors import FormatError
 
 __all__ = [
-    "RECORDED_STEPS",
     "RecordedSteps",
     "recorded_steps",
     "recorded_steps_of",
     "recording_text",
     "steps_since",
 ]
-
-RECORDED_STEPS = "measured/steps.json"
-"""Name of the document in the attachments of a graph."""
 
 _LONGEST_NS = 2.0**65
 """Maximum time between the first start and the last end of a recording, whose times fit 64 bits."""

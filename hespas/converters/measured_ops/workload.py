@@ -17,10 +17,11 @@ import numpy as np
 from hespas.converters.measured_ops.build import kind_of_communication, stated_group
 from hespas.converters.measured_ops.costs import EventCosts, event_costs
 from hespas.converters.measured_ops.device_events import EventRole, event_roles
-from hespas.converters.measured_ops.steps import RECORDED_STEPS, recorded_steps, steps_since
+from hespas.converters.measured_ops.steps import recorded_steps, steps_since
 from hespas.converters.measured_ops.waits import LaunchTimes, clock_ns, lanes_of, report_waits, with_waits
 from hespas.graph import (
     ABSENT,
+    RECORDED_STEPS,
     CollectiveKind,
     CollectiveTable,
     Diagnostics,

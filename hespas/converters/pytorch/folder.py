@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from hespas.converters.format import HEAD_BYTES, ReadOptions
-from hespas.converters.measured_ops.steps import RECORDED_STEPS, recorded_steps
+from hespas.converters.measured_ops.steps import recorded_steps
 from hespas.converters.pytorch.captured import is_capture
 from hespas.converters.pytorch.communication import JobGroups, listed_groups
 from hespas.converters.pytorch.device_graph import device_draft
@@ -37,7 +37,7 @@ from hespas.converters.pytorch.links import host_steps_of, step_ranges, steps_of
 from hespas.converters.pytorch.profile import report_links, trace_metadata
 from hespas.converters.pytorch.recognition import is_execution_trace, is_profile, job_name, rank_in_name
 from hespas.files.streams import first_bytes
-from hespas.graph import CollectiveKind, Diagnostics, OpGraph, StringTableBuilder, Workload
+from hespas.graph import RECORDED_STEPS, CollectiveKind, Diagnostics, OpGraph, StringTableBuilder, Workload
 from hespas.graph.errors import FormatError, InvariantError
 from hespas.measurements.consistency import RecordingFacts, check_job, check_recording, facts_of
 

@@ -42,6 +42,7 @@ from hespas.graph import (
     IN_PLACE,
     MAC_NOISE_SIGMA,
     PROGRAM_BYTES,
+    RECORDED_STEPS,
     RETURNED,
     SOURCE_DTYPE,
     WHOLE_JOB,
@@ -113,9 +114,14 @@ class Rescale:
             mesh = named_by_traffic(workload, find_mesh(workload), self.sizes)
         unknown = [name for name in self.sizes if name not in mesh.names]
         if unknown:
+            if workload.num_ranks == 1:
+                raise UsageError(
+                    f"the trace has one rank and no axis {unknown[0]!r}: nothing shows what ranks send",
+                    hint="trace a run of 2 or more ranks, or copy this rank: `num_devices=N`",
+                )
             raise UsageError(
-                f"the mesh {str(mesh) or 'of one rank'} has no axis {unknown[0]!r}",
-                hint=f"choose from {', '.join(mesh.names) or 'no axes'}, or name them: `mesh=dp=2,tp=4`",
+                f"the mesh {mesh} has no axis {unknown[0]!r}",
+                hint=f"choose from {', '.join(mesh.names)}, or name them: `mesh=dp=2,tp=4`",
             )
         target = mesh.resized(self.sizes)
         changed = tuple(changed_axes(mesh, self.sizes))
@@ -369,7 +375,10 @@ def _resize_class(
     findings.warning("unknown-time", _UNKNOWN_TIME, int((stale & timed).sum()))
     findings.info("kept-time", "unchanged operations have their recorded times", int((timed & ~stale).sum()))
     findings.info("attributes", "attributes of the small job dropped", len(graph.extra) - len(extra))
-    findings.info("source-program", "documents of the small program dropped", len(graph.attachments))
+    # the rescaled ranks run as many steps as the recorded ones
+    kept = {name: text for name, text in graph.attachments.items() if name == RECORDED_STEPS}
+    dropped = len(graph.attachments) - len(kept)
+    findings.info("source-program", "documents of the small program dropped", dropped)
     return replace(
         with_figures(graph, now),
         duration_ns=np.where(stale, np.nan, graph.duration_ns)
@@ -381,7 +390,7 @@ def _resize_class(
         ),
         permutations=tuple(source.on_target(permutation) for permutation in graph.permutations),
         extra=extra,
-        attachments={},
+        attachments=kept,
     )
 
 

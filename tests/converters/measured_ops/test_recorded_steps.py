@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hespas.converters.measured_ops.steps import RECORDED_STEPS, recorded_steps, recorded_steps_of
-from hespas.graph import StepRanges
+from hespas.converters.measured_ops.steps import recorded_steps, recorded_steps_of
+from hespas.graph import RECORDED_STEPS, StepRanges
 from hespas.graph.errors import FormatError
 
 

@@ -13,9 +13,11 @@ from typer.testing import CliRunner
 import hespas
 from hespas.api.conversion import Rescaling
 from hespas.cli.convert import app
+from hespas.converters.measured_ops.steps import RecordedSteps
 from hespas.generators.rescale import Rescale, find_mesh, parse_sizes
 from hespas.generators.rescale.figures import AxisSizes, GraphFigures, extrapolate
 from hespas.graph import (
+    RECORDED_STEPS,
     CollectiveKind,
     Diagnostics,
     ExplicitGroups,
@@ -119,6 +121,29 @@ def test_recorded_times_stay_where_nothing_changed() -> None:
     kept = np.setdiff1d(np.arange(len(before)), unknown)
     assert np.array_equal(before.duration_ns[kept], after.duration_ns[kept], equal_nan=True)
     assert found.counts()["rescale.unknown-time"] == sum(len(g.collectives) for g in source.classes)
+
+
+def test_a_rescaled_recording_has_the_recorded_steps() -> None:
+    def with_two_steps(graph: OpGraph) -> OpGraph:
+        steps = RecordedSteps(span_ns=[1e6, 1e6], busy_ns=[1e6, 1e6], inside=1.0).of(graph)
+        return replace(graph, attachments={RECORDED_STEPS: steps.document(), "program.mlir": b""})
+
+    source = read("gloo2")
+    source = replace(source, classes=tuple(map(with_two_steps, source.classes)))
+    found = Diagnostics()
+    made = Rescale(sizes={"dp": 8})(source, found)
+    assert all(list(graph.attachments) == [RECORDED_STEPS] for graph in made.classes)
+    assert found.counts()["rescale.source-program"] == 2
+    large, small = (hespas.simulate(job, "H100-SXM").to_dict() for job in (made, source))
+    assert large["recorded_steps"] == small["recorded_steps"] == 2
+
+
+def test_one_rank_has_no_axis() -> None:
+    alone = hespas.read(RUNS.parent / "stablehlo" / "mlp.mlir")
+    assert isinstance(alone, Workload)
+    with pytest.raises(UsageError, match="the trace has one rank and no axis 'dp'") as raised:
+        Rescale(sizes={"dp": 8})(alone, Diagnostics())
+    assert raised.value.hint == "trace a run of 2 or more ranks, or copy this rank: `num_devices=N`"
 
 
 def test_two_axes_at_once() -> None:
