@@ -301,6 +301,8 @@ def test_gr001_message_sizes() -> None:
     ("kind", "comm", "operand", "result", "broken"),
     [
         (CollectiveKind.ALL_GATHER, 100, 100, 400, False),
+        (CollectiveKind.ALL_GATHER, 100, 100, 402, False),
+        (CollectiveKind.ALL_GATHER, 100, 100, 403, True),
         (CollectiveKind.ALL_GATHER, 400, 100, 400, True),
         (CollectiveKind.ALL_GATHER, 100, 100, 100, True),
         (CollectiveKind.REDUCE_SCATTER, 400, 400, 100, False),
