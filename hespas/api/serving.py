@@ -63,6 +63,13 @@ __all__ = [
 _MAX_OVERHEAD = 1e9
 """Limit of overheads: a quarter of an hour per step [us], and more than a week per request [ms]."""
 
+_MOST_OF_A_STEP = "these kernels are most of the time of a step"
+_UNSEEN: Mapping[str, str] = {
+    "learned.unseen-device": _MOST_OF_A_STEP,
+    "composite.unseen-device": _MOST_OF_A_STEP,
+}
+"""Notes on the diagnostics about matmuls and attention that were not measured on the device."""
+
 
 class Percentiles(msgspec.Struct, frozen=True, kw_only=True):
     """Mean and percentiles of a time over requests, or over tokens."""
@@ -551,7 +558,9 @@ def serve(
         )
     step, policy = server.step(), server.policy()
     cache_tokens = server.cache_size(step)
-    times = server.times(step, int((log.prompt + log.output).max()), sink)
+    estimated = Diagnostics()
+    times = server.times(step, int((log.prompt + log.output).max()), estimated)
+    sink.extend(estimated.as_warnings(_UNSEEN))
     runs = serve_replicas(log, times, policy, server.dp, cache_tokens=cache_tokens, progress=progress)
     sink.info(
         "serving.put-back",

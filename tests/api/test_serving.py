@@ -14,6 +14,7 @@ import pytest
 import hespas
 from hespas.api import Server
 from hespas.api.request_log import requests_of
+from hespas.graph import Diagnostics, Severity
 from hespas.graph.errors import FormatError, UnsupportedError, UsageError
 from hespas.simulator.serving import Requests
 
@@ -35,6 +36,15 @@ def test_a_server_answers_all_requests() -> None:
     # weights of 16 GB are read for each token: no faster than the memory
     assert of["tpot"]["p50_ms"] > 16e9 / 3.35e12 * 1e3
     assert "output tokens/s" in done.headline()
+
+
+@pytest.mark.parametrize(("hardware", "is_warned"), [("H100-SXM", False), ("RTX-4090", True)])
+def test_a_device_without_measurements_is_a_warning(hardware: str, is_warned: bool) -> None:
+    found = Diagnostics()
+    server = Server(model="Llama-3-8B", hardware=hardware)
+    hespas.serve(server, "closed:concurrency=1,prompt=64,output=4,requests=1", diagnostics=found)
+    warned = {entry.code for entry in found if entry.severity is Severity.WARNING}
+    assert ("learned.unseen-device" in warned) == is_warned
 
 
 def test_a_prompt_is_no_time_between_tokens() -> None:
