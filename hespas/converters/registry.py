@@ -140,6 +140,8 @@ def sniff(path: Path) -> Format:
     if likeliest:
         return likeliest
     hint = f"state its format with `source_format`, one of: {', '.join(format_names())}"
+    if head.data[257:262] == b"ustar":
+        hint = f"unpack the archive, and name its folder: tar xf {path.name}"
     if head.is_directory:
         hint = "name a file in it: a folder must hold the files of one job, one or more per rank"
     raise FormatError("no known format fits this input", path=str(path), hint=hint)

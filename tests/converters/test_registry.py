@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import re
+import tarfile
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
@@ -95,6 +96,11 @@ def test_an_empty_file_and_unknown_content_are_told(tmp_path: Path) -> None:
     (tmp_path / "picture").write_bytes(b"\x89PNG\r\n\x1a\n" + bytes(100))
     with pytest.raises(FormatError, match="no known format"):
         sniff(tmp_path / "picture")
+    with tarfile.open(tmp_path / "ranks.tar.gz", "w:gz") as archive:
+        archive.add(tmp_path / "picture", "picture")
+    with pytest.raises(FormatError, match="no known format") as raised:
+        sniff(tmp_path / "ranks.tar.gz")
+    assert raised.value.hint == "unpack the archive, and name its folder: tar xf ranks.tar.gz"
 
 
 def test_a_format_of_another_package_is_found_by_name_and_content(

@@ -42,7 +42,8 @@ def write_ops_table(value: Value, path: Path, options: WriteOptions, diagnostics
         raise UsageError(
             "a table of measured operations holds a profile, not a workload",
             path=name,
-            hint="write estimates with hespas estimate SOURCE --hardware NAME --out FILE.csv",
+            hint="give the profile of one rank, or write estimates: hespas estimate SOURCE --hardware NAME "
+            "--out FILE.csv",
         )
     if name.endswith(".parquet.gz"):
         raise UsageError("Parquet files are already compressed", path=name, hint="drop .gz")
