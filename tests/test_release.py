@@ -9,11 +9,13 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from packaging.specifiers import SpecifierSet
 
 import hespas
 from hespas import __version__
@@ -34,6 +36,22 @@ def test_one_version() -> None:
     changes = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     newest = re.findall(r"^## (\d+\.\d+\.\d+) - (\d{4}-\d\d-\d\d)$", changes, re.MULTILINE)[0]
     assert newest == (__version__, str(document("CITATION.cff")["date-released"]))
+
+
+def test_pinned_versions_install_on_the_lowest_python() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    lowest = project["requires-python"].removeprefix(">=") + ".0"
+    refused: list[str] = []
+    for pin in re.findall(r"^.+==.+$", (ROOT / "constraints.txt").read_text(encoding="utf-8"), re.MULTILINE):
+        name, _, version = pin.partition("==")
+        try:
+            found = distribution(name)
+        except PackageNotFoundError:
+            continue
+        python = found.metadata.get("Requires-Python") or ""
+        if found.version == version and not SpecifierSet(python).contains(lowest):
+            refused.append(f"{pin} needs Python {python}")
+    assert refused == []
 
 
 def test_conda_requires_what_the_wheel_requires() -> None:
