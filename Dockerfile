@@ -1,4 +1,4 @@
-# The commands with StableHLO: docker run --rm -v "$PWD:/work" hespas simulate /work/step.mlir ...
+# The commands with StableHLO: docker run --rm -v "$PWD:/data" hespas simulate step.mlir ...
 FROM python:3.13-slim AS build
 WORKDIR /source
 COPY . .
@@ -11,6 +11,6 @@ RUN python -m pip install --no-cache-dir --constraint /wheels/constraints.txt \
       "$(ls /wheels/*.whl)[stablehlo]" && rm -r /wheels \
     && useradd --create-home hespas
 USER hespas
-WORKDIR /work
+WORKDIR /data
 ENTRYPOINT ["hespas"]
 CMD ["--help"]

@@ -48,7 +48,7 @@ def test_pinned_versions_install_on_the_lowest_python() -> None:
             found = distribution(name)
         except PackageNotFoundError:
             continue
-        python = found.metadata.get("Requires-Python") or ""
+        python = str(found.metadata.json.get("requires_python", ""))
         if found.version == version and not SpecifierSet(python).contains(lowest):
             refused.append(f"{pin} needs Python {python}")
     assert refused == []

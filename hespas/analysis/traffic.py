@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hespas.analysis.collectives import MatchedCollectives
+from hespas.analysis.collectives import MatchedCollectives, bus_factor
 from hespas.analysis.table import AnalysisRow, RowTable, listed, table_of
 from hespas.converters.measured_ops.build import stated_group
 from hespas.files.documents import Figure
@@ -22,17 +22,8 @@ __all__ = ["TrafficRow", "matrix_of", "recorded_traffic", "traffic"]
 
 _MOST_BLOCKS = 64
 """Rows and columns of the matrix; with more ranks, a row is a block of consecutive ranks."""
-_PER_MEMBER = {
-    CollectiveKind.ALL_REDUCE: 2.0,
-    CollectiveKind.REDUCE_SCATTER: 1.0,
-    CollectiveKind.REDUCE_SCATTER_BLOCK: 1.0,
-    CollectiveKind.ALL_TO_ALL: 1.0,
-}
-"""Kinds -> bytes that a rank sends to each other member, times group size / whole buffer."""
-
-
-_OF_WHOLE_BUFFER = {kind.name.lower(): factor for kind, factor in _PER_MEMBER.items()} | {"all_gather": 1.0}
-"""Names of kinds -> bytes that a rank sends to each other member, times group size / whole buffer."""
+_EQUAL_PARTS = frozenset({"all_reduce", "all_gather", "reduce_scatter", "reduce_scatter_block", "all_to_all"})
+"""Kinds of collectives in which a rank sends the same bytes to each other member of its group."""
 _SENDS = (int(NodeKind.SEND), int(NodeKind.PERMUTE))
 
 
@@ -51,8 +42,7 @@ def traffic(workload: Workload) -> RowTable[TrafficRow]:
     messages without a peer are not included. O(groups x blocks + ranks).
     """
     num_ranks = workload.num_ranks
-    per_block = -(-num_ranks // _MOST_BLOCKS)
-    block = np.arange(num_ranks) // per_block
+    block = np.arange(num_ranks) // _ranks_per_block(num_ranks)
     blocks = int(block[-1]) + 1
     matrix = np.zeros((blocks, blocks))
     for index, graph in enumerate(workload.classes):
@@ -73,9 +63,14 @@ def traffic(workload: Workload) -> RowTable[TrafficRow]:
     return _traffic_rows(matrix, num_ranks)
 
 
+def _ranks_per_block(num_ranks: int) -> int:
+    """Return the number of ranks of a row of the matrix."""
+    return max(-(-num_ranks // _MOST_BLOCKS), 1)
+
+
 def _traffic_rows(matrix: FloatArray, num_ranks: int) -> RowTable[TrafficRow]:
     """Return the cells of a matrix of blocks of ranks that are not 0."""
-    per_block = max(-(-num_ranks // _MOST_BLOCKS), 1)
+    per_block = _ranks_per_block(num_ranks)
     source, target = np.nonzero(matrix)
     labels = [
         str(first) if per_block == 1 else f"{first}-{min(first + per_block, num_ranks) - 1}"
@@ -93,44 +88,55 @@ def recorded_traffic(matched: MatchedCollectives) -> RowTable[TrafficRow]:
     """Return the bytes that the recorded ranks sent in collectives whose members, kind and size are recorded.
     O(events + distinct groups x members).
     """
-    sums: dict[tuple[int, str], float] = {}
+    sums: dict[tuple[int, str, str], float] = {}
     columns = (listed(matched.rank), matched.kind, matched.members, matched.size_bytes.tolist())
     for rank, kind, members, size_bytes in zip(*columns, strict=True):
-        factor = _OF_WHOLE_BUFFER.get(kind, 0.0)
-        if factor * size_bytes > 0 and members:
-            sums[rank, members] = sums.get((rank, members), 0.0) + factor * size_bytes
+        if kind in _EQUAL_PARTS and size_bytes > 0 and members:
+            sums[rank, kind, members] = sums.get((rank, kind, members), 0.0) + size_bytes
     groups: dict[str, IntArray] = {}
-    for _, text in sums:
+    for _, _, text in sums:
         stated = stated_group(text)
         groups[text] = np.empty(0, np.int64) if stated is None else stated.members(0)
     num_ranks = 1 + max((int(group.max()) for group in groups.values() if len(group)), default=-1)
-    per_block = max(-(-num_ranks // _MOST_BLOCKS), 1)
+    per_block = _ranks_per_block(num_ranks)
     blocks = -(-num_ranks // per_block)
     matrix = np.zeros((blocks, blocks))
-    for (rank, text), whole_bytes in sums.items():
+    for (rank, kind, text), whole_bytes in sums.items():
         group = groups[text]
         if rank in group:
-            np.add.at(matrix[rank // per_block], group[group != rank] // per_block, whole_bytes / len(group))
+            size_bytes = _bytes_to_each(kind, whole_bytes, len(group))
+            np.add.at(matrix[rank // per_block], group[group != rank] // per_block, size_bytes)
     return _traffic_rows(matrix, num_ranks)
+
+
+def _bytes_to_each(kind: str, whole_bytes: float, members: int) -> float:
+    """Return the bytes that a rank sends to each other member of its group, for collectives of a kind with
+    equal parts and with the given bytes of whole buffers.
+    """
+    if members <= 1:
+        return 0.0
+    return float(bus_factor(kind, np.array([members], np.float64))[0]) * whole_bytes / (members - 1)
 
 
 def _bytes_per_member(graph: OpGraph, num_ranks: int) -> dict[int, float]:
     """Return the bytes that a rank sends to each other member of its group, by group set (-1: all ranks)."""
-    table, sums = graph.collectives, dict[int, float]()
+    table, sums = graph.collectives, dict[tuple[int, CollectiveKind], float]()
     columns = (listed(table.node), listed(table.kind), listed(table.group_set), table.comm_bytes.tolist())
     for node, code, group_set, size_bytes in zip(*columns, strict=True):
-        kind = CollectiveKind(code)
-        members = num_ranks if group_set < 0 else graph.group_sets[group_set].group_size
-        runs = float(graph.executions[node])
-        if kind is CollectiveKind.ALL_GATHER:  # the size of a shard
-            sent = size_bytes
-        elif kind in _PER_MEMBER and members > 0:
-            sent = _PER_MEMBER[kind] * size_bytes / members
+        key, total = (group_set, CollectiveKind(code)), size_bytes * float(graph.executions[node])
+        if total > 0:
+            sums[key] = sums.get(key, 0.0) + total
+    sent: dict[int, float] = {}
+    for (group_set, kind), size_bytes in sums.items():
+        if kind is CollectiveKind.ALL_GATHER:  # its size is that of the shard that a rank sends
+            to_each = size_bytes
+        elif (name := kind.name.lower()) in _EQUAL_PARTS:
+            members = num_ranks if group_set < 0 else graph.group_sets[group_set].group_size
+            to_each = _bytes_to_each(name, size_bytes, members)
         else:
             continue
-        if sent * runs > 0:
-            sums[group_set] = sums.get(group_set, 0.0) + sent * runs
-    return sums
+        sent[group_set] = sent.get(group_set, 0.0) + to_each
+    return sent
 
 
 def _pairs(graph: OpGraph, group_set: int, ranks: IntArray, block: IntArray, blocks: int) -> FloatArray:

@@ -99,7 +99,14 @@ _Traces = Annotated[
 ]
 _Archive = Annotated[
     str | Path,
-    Option("Write the archive to FILE.zip.", flag="out", metavar="FILE.zip", panel=OUTPUT, access="writes"),
+    Option(
+        "Write the archive to FILE.zip.",
+        flag="out",
+        metavar="FILE.zip",
+        panel=OUTPUT,
+        access="writes",
+        opens=(".zip",),
+    ),
 ]
 
 

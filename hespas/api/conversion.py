@@ -171,6 +171,7 @@ _Destination = Annotated[
         is_text=True,
         is_required=False,
         access="writes",
+        opens=(".pftrace", ".perfetto-trace", ".perfetto"),
     ),
 ]
 _TargetFormat = Annotated[

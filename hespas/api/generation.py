@@ -26,7 +26,7 @@ from hespas.graph.progress import Progress
 from hespas.hardware import System, load_device
 from hespas.report import Column, Table, column_of, table_from_rows
 from hespas.report.charts import Chart
-from hespas.report.texts import bytes_text, count_text, counted, flops_text
+from hespas.report.texts import bytes_text, count_text, counted, fits_text, flops_text
 
 if TYPE_CHECKING:
     from hespas.api.simulation_result import SimulationResult
@@ -168,8 +168,7 @@ class GenerationResult(Result):
     def figures(self) -> list[tuple[str, str]]:
         """Return the known figures of the workload with their values as texts."""
         account = self.account
-        fits = {True: "fits", False: "does not fit", None: "unknown whether it fits"}[self.fits]
-        capacity = f"{bytes_text(self.capacity_bytes) or 'unknown'}: {fits}" if self.hardware else ""
+        capacity = (fits_text(self.fits, self.capacity_bytes) or "unknown") if self.hardware else ""
         figures = [
             ("maximum nodes per rank", count_text(self.nodes_per_rank_max)),
             ("traces of all ranks", bytes_text(self.et_bytes) if not self.written else ""),

@@ -21,10 +21,10 @@ def list_devices() -> Table:
         >>> "H100-SXM" in set(table["device"])
         True
     """
-    from hespas.hardware import device_names, load_device, own_names
+    from hespas.hardware import all_device_names, load_device
 
     rows: list[tuple[object, ...]] = []
-    for name in (*device_names(), *own_names("devices")):
+    for name in all_device_names():
         device = load_device(name)
         # GeForce is faster with float16 accumulators, which frameworks do not use.
         rates = [
@@ -77,7 +77,7 @@ def list_systems() -> Table:
         >>> "dgx-h100" in set(hespas.list_systems().to_pandas()["system"])
         True
     """
-    from hespas.hardware import load_system, own_names, system_names
+    from hespas.hardware import all_system_names, load_system
 
     rows = [
         (
@@ -90,7 +90,7 @@ def list_systems() -> Table:
             ),
             system.description,
         )
-        for system in map(load_system, (*system_names(), *own_names("systems")))
+        for system in map(load_system, all_system_names())
     ]
     header = (
         *columns("text", "system", "device"),

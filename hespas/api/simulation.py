@@ -146,6 +146,7 @@ _Timeline = Annotated[
         metavar="FILE",
         panel=OUTPUT,
         access="writes",
+        opens=(".json", ".pftrace", ".perfetto-trace", ".perfetto"),
     ),
 ]
 _Overlay = Annotated[

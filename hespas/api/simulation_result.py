@@ -28,7 +28,7 @@ from hespas.hardware import load_device
 from hespas.report import Table, table_from_records
 from hespas.report.charts import Chart
 from hespas.report.page import Tile
-from hespas.report.texts import bytes_text, counted, time_text
+from hespas.report.texts import bytes_text, counted, fits_text, time_text
 from hespas.simulator import Simulation, node_label, segments
 from hespas.simulator.astra import RankStatistics
 from hespas.simulator.astra.external import ExternalRun
@@ -167,10 +167,8 @@ class SimulationResult(Result, Simulation):
         yield "Exposed communication", time_text(last.exposed_comm_ns), note
         fullest = max(self.memory, key=lambda memory: memory.use.peak_bytes, default=None)
         if fullest is not None:
-            fits = {True: "fits", False: "does not fit", None: "unknown whether it fits"}[fullest.fits]
-            capacity = fullest.capacity_bytes
-            device = "" if isnan(capacity) else f"{fits} the {bytes_text(capacity)} of the device"
-            whole = "of the whole job before partitioning" if fullest.is_whole_job else device
+            fits = fits_text(fullest.fits, fullest.capacity_bytes)
+            whole = "of the whole job before partitioning" if fullest.is_whole_job else fits
             least = "at least " if fullest.use.is_lower_bound else ""
             yield "Peak memory", f"{least}{bytes_text(fullest.use.peak_bytes)}", whole
         if not isnan(self.throughput.mfu):

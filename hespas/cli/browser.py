@@ -15,7 +15,7 @@ from pathlib import Path
 from hespas.cli.terminal import emit
 from hespas.graph.errors import OutputError
 
-__all__ = ["PORT", "UI", "is_openable", "open_page", "open_result", "open_timeline"]
+__all__ = ["PORT", "UI", "open_page", "open_timeline"]
 
 UI = "https://ui.perfetto.dev"
 PORT = 9001
@@ -23,29 +23,12 @@ PORT = 9001
 (https://perfetto.dev/docs/visualization/deep-linking-to-perfetto-ui).
 """
 _WAIT_S = 600.0
-
-
-_TIMELINES = (".json", ".json.gz", ".pftrace", ".pftrace.gz", ".perfetto", ".perfetto-trace", ".zip")
 _PAGES = ("index.html", "report.html")
 
 
-def is_openable(path: Path) -> bool:
-    """Return True if the name of a file is that of a page or a timeline."""
-    return path.name.endswith((".html", *_TIMELINES))
-
-
-def open_result(path: Path) -> None:
-    """Open a page, the page of a report folder, or a timeline."""
-    if path.is_dir():
-        path = next((path / name for name in _PAGES if (path / name).exists()), path)
-    if path.suffix == ".html" or path.is_dir():
-        open_page(path)
-    else:
-        open_timeline(path)
-
-
-def open_page(page: Path) -> None:
-    """Open an HTML page in the browser. If there is none, print its address."""
+def open_page(path: Path) -> None:
+    """Open a page, or the page of a report folder, in the browser. If there is none, print the address."""
+    page = next((path / name for name in _PAGES if (path / name).exists()), path)
     address = page.resolve().as_uri()
     if not webbrowser.open(address):
         emit(f"no browser: open {address}")

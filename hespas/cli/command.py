@@ -52,7 +52,6 @@ __all__ = [
 
 LISTING = ("json_file", "max_input_bytes", "loudness")
 """Options of all commands that a command without inputs does not have."""
-_WRITTEN: Sequence[Access] = ("folder", "writes", "document")
 _Result = TypeVar("_Result")
 _Handler = Callable[..., None]
 _EnumOf: Any = StrEnum
@@ -276,18 +275,15 @@ def command(
                     if texts[name] not in _ABSENT:  # the parser of the command line lets NaN pass
                         check_value(name, value, own[name].hint)
                 if texts.get("open_results"):
-                    _openable_results(call)
+                    _pages_and_timelines(call)
                 handler(call, **values)
             if texts.get("open_results"):
-                from hespas.cli.browser import open_result
-
                 with command_line(debug):
-                    for result in _openable_results(call):
-                        open_result(result)
+                    _open_results(call)
 
         context = inspect.Parameter("typer_context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
         common = dict(common_parameters())
-        opens = has_page or any(file_access(option) in _WRITTEN for option in declared.values())
+        opens = has_page or any(map(_opens, declared.values()))
         offered = {"progress": bool(progress), "html_file": has_page, "open_results": opens}
         left_out = [name for name, is_offered in offered.items() if not is_offered]
         for name in (*declared, *without, *left_out):
@@ -315,26 +311,41 @@ def command(
     return decorate
 
 
-def _openable_results(call: Call) -> list[Path]:
-    """Return the pages and timelines that a command writes. Raises ``UsageError`` if it writes none."""
-    from hespas.cli.browser import is_openable
+def _opens(declared: DeclaredOption) -> bool:
+    """Return True if an option names a report folder or a timeline, which ``--open`` opens."""
+    return file_access(declared) == "folder" or bool(declared.option.opens)
 
-    written = [Path(path) for access in _WRITTEN for path in call.paths(access)]
-    written += [call.html_file] if call.html_file else []
-    folders = {Path(path) for path in call.paths("folder")}
-    found = [path for path in written if path in folders or is_openable(path)]
-    if not found:
-        options = [
-            declared.flag
-            for name, declared in call.options.items()
-            if file_access(declared) == "folder" or name in {"archive", "destination", "timeline"}
-        ]
+
+def _pages_and_timelines(call: Call) -> tuple[list[Path], list[Path]]:
+    """Return the pages and report folders, and the timelines, that a command writes. Raises ``UsageError`` if
+    it writes none.
+    """
+    pages = [Path(folder) for folder in call.paths("folder")] + ([call.html_file] if call.html_file else [])
+    timelines = [
+        Path(path)
+        for name, declared in call.options.items()
+        for path in listed(call.texts[name])
+        if str(path).removesuffix(".gz").endswith(tuple(declared.option.opens))
+    ]
+    if not pages and not timelines:
+        options = [declared.flag for declared in call.options.values() if _opens(declared)]
         options += ["--html"] if "html_file" in call.texts else []
         raise UsageError(
             "--open: the command writes no page and no timeline",
             hint=f"add {' or '.join(options)} with a name such as step.pftrace or page.html",
         )
-    return found
+    return pages, timelines
+
+
+def _open_results(call: Call) -> None:
+    """Open the pages in the browser, and the timelines in the Perfetto UI."""
+    from hespas.cli.browser import open_page, open_timeline
+
+    pages, timelines = _pages_and_timelines(call)
+    for page in pages:
+        open_page(page)
+    for timeline in timelines:
+        open_timeline(timeline)
 
 
 def _devices_and_systems(

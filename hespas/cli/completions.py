@@ -23,14 +23,14 @@ def device_names(incomplete: str) -> Sequence[str]:
     """Complete the names of devices for a shell, which completes paths itself."""
     from hespas import hardware
 
-    return _completions(incomplete, (*hardware.device_names(), *hardware.own_names("devices")))
+    return _completions(incomplete, hardware.all_device_names())
 
 
 def system_names(incomplete: str) -> Sequence[str]:
     """Complete the names of systems for a shell."""
     from hespas import hardware
 
-    return _completions(incomplete, (*hardware.system_names(), *hardware.own_names("systems")))
+    return _completions(incomplete, hardware.all_system_names())
 
 
 def estimator_names(incomplete: str) -> Sequence[str]:

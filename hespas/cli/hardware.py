@@ -93,10 +93,10 @@ def hardware_list(
     from hespas import api
 
     if destination:
-        from hespas.hardware import device_names, load_device, load_system, own_names, system_names
+        from hespas.hardware import all_device_names, all_system_names, load_device, load_system
 
-        devices = [load_device(name) for name in (*device_names(), *own_names("devices"))]
-        systems = [load_system(name) for name in (*system_names(), *own_names("systems"))]
+        devices = [load_device(name) for name in all_device_names()]
+        systems = [load_system(name) for name in all_system_names()]
         api.write_json(api.devices_document(devices, systems), destination, overwrite=call.overwrite)
         return
     emit(api.list_devices().to_text())

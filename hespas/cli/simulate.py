@@ -19,7 +19,7 @@ from hespas.graph.diagnostics import Diagnostics
 from hespas.graph.errors import UsageError
 from hespas.graph.hints import DEVICE, INPUT, OUTPUT, Option
 from hespas.report.tables import Column, columns, table_from_rows
-from hespas.report.texts import bytes_text, count_text, counted, time_text
+from hespas.report.texts import bytes_text, count_text, counted, fits_text, time_text
 
 if TYPE_CHECKING:
     from hespas.api import SimulationResult
@@ -212,17 +212,11 @@ def _print_memory(memory: RankMemory, graph: OpGraph) -> None:
     at_least = "at least " if use.is_lower_bound else ""
     time = "" if isnan(use.at_ns) else f" at {time_text(use.at_ns)}"
     node = f", {graph.node_name(use.at_node)}" if use.at_node >= 0 and graph.node_name(use.at_node) else ""
-    capacity = bytes_text(memory.capacity_bytes)
-    if memory.is_whole_job:
-        fit = ", of the whole job before partitioning"
-    elif isnan(memory.capacity_bytes):
-        fit = ""
-    elif memory.fits is None:
-        fit = f" of {capacity}: unknown whether it fits"
-    else:
-        fit = f", {'fits' if memory.fits else 'does not fit'} the {capacity} of the device"
+    whole = "of the whole job before partitioning" if memory.is_whole_job else ""
+    fit = whole or fits_text(memory.fits, memory.capacity_bytes)
+    note = f", {fit}" if fit else ""
     emit("")
-    emit(f"memory: {at_least}{bytes_text(use.peak_bytes)}{time}{node}{fit}")
+    emit(f"memory: {at_least}{bytes_text(use.peak_bytes)}{time}{node}{note}")
     parts = [
         ("parameters", use.parameters_bytes),
         ("constants", use.constants_bytes),

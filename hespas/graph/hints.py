@@ -264,7 +264,8 @@ class Option:
     value. ``default_text`` replaces the default in ``--help`` (empty: none is shown).
 
     ``access`` is the use of a file that the option names (empty: it is read; ``stream``: the function itself
-    reads standard input). ``label`` names that file in messages (empty: the flag).
+    reads standard input). ``label`` names that file in messages (empty: the flag). ``opens`` are the
+    suffixes, before ``.gz``, of written files that ``--open`` opens in the Perfetto UI.
     """
 
     help: str
@@ -281,6 +282,7 @@ class Option:
     default_text: str | None = None
     access: Access = ""
     label: str = ""
+    opens: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)

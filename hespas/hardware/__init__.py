@@ -19,6 +19,7 @@ from hespas.hardware.devices import (
     write_device,
 )
 from hespas.hardware.library import (
+    all_device_names,
     canonical_name,
     device_files,
     device_names,
@@ -27,13 +28,13 @@ from hespas.hardware.library import (
     load_device,
     named_device,
     own_device_file,
-    own_names,
     resolve_reference,
 )
 from hespas.hardware.peaks import PeakChoice, peak_for, product_peak, type_multiplied
 from hespas.hardware.system import (
     Dimension,
     System,
+    all_system_names,
     load_system,
     own_system_file,
     read_system,
@@ -59,6 +60,8 @@ __all__ = [
     "PeakChoice",
     "System",
     "SystolicArray",
+    "all_device_names",
+    "all_system_names",
     "canonical_name",
     "device_files",
     "device_names",
@@ -69,7 +72,6 @@ __all__ = [
     "load_system",
     "named_device",
     "own_device_file",
-    "own_names",
     "own_system_file",
     "peak_for",
     "product_peak",

@@ -21,6 +21,7 @@ from hespas.hardware.devices import Device, read_device
 __all__ = [
     "DATA_FOLDER",
     "DeviceIndex",
+    "all_device_names",
     "canonical_name",
     "check_file_name",
     "device_files",
@@ -211,9 +212,14 @@ def canonical_name(name: str) -> str:
 @cache
 def device_names() -> tuple[str, ...]:
     """Return the names of the shipped devices, sorted; a device's file is its name with ``.toml``. They are
-    the same for all users; :func:`own_names` are the user's.
+    the same for all users; :func:`all_device_names` has the user's too.
     """
     return tuple(sorted(path.stem for path in DATA_FOLDER.glob("*.toml")))
+
+
+def all_device_names() -> tuple[str, ...]:
+    """Return the names of the shipped devices, then of the user's, each sorted."""
+    return (*device_names(), *own_names("devices"))
 
 
 def own_names(folder_name: Literal["devices", "systems"]) -> tuple[str, ...]:

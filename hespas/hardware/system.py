@@ -30,6 +30,7 @@ from hespas.hardware.library import (
     is_path,
     link_target,
     own_file,
+    own_names,
 )
 from hespas.hardware.typed_toml import (
     Count,
@@ -54,6 +55,7 @@ __all__ = [
     "DimensionTopology",
     "Placement",
     "System",
+    "all_system_names",
     "load_system",
     "own_system_file",
     "read_system",
@@ -337,6 +339,11 @@ def _check_dimension(dimension: Dimension, row: Mapping[str, object], where: str
 def system_names() -> tuple[str, ...]:
     """Return the names of the shipped systems, sorted; a system's file is its name with ``.toml``."""
     return index_folder(SYSTEMS_FOLDER).names
+
+
+def all_system_names() -> tuple[str, ...]:
+    """Return the names of the shipped systems, then of the user's, each sorted."""
+    return (*system_names(), *own_names("systems"))
 
 
 def own_system_file(name_or_path: str | os.PathLike[str]) -> Path | None:

@@ -17,6 +17,7 @@ __all__ = [
     "count_text",
     "counted",
     "energy_text",
+    "fits_text",
     "flops_text",
     "plain_text",
     "shown",
@@ -71,6 +72,14 @@ def energy_text(energy_j: float) -> str:
 def time_text(duration_ns: float) -> str:
     """Format a duration with a fitting unit."""
     return _scaled(duration_ns, ("ns", "us", "ms", "s"), 1000)
+
+
+def fits_text(fits: bool | None, capacity_bytes: float) -> str:
+    """Return whether a use of memory fits the device (None: unknown); empty for an unknown capacity."""
+    if isnan(capacity_bytes):
+        return ""
+    verb = {True: "fits", False: "does not fit", None: "unknown whether it fits"}[fits]
+    return f"{verb} the {bytes_text(capacity_bytes)} of the device"
 
 
 def count_text(count: float) -> str:

@@ -10,9 +10,11 @@ import webbrowser
 from pathlib import Path
 
 import pytest
+from typer import Typer
 from typer.testing import CliRunner
 
 from hespas.cli import browser
+from hespas.cli.convert import app as convert_app
 from hespas.cli.main import app
 from hespas.graph.errors import OutputError
 
@@ -98,6 +100,33 @@ def test_nothing_to_open_is_refused_before_the_work(opened: Browser, tmp_path: P
     assert done.exit_code == 2
     assert "writes no page and no timeline" in done.stderr
     assert opened.addresses == []
+
+
+@pytest.mark.parametrize(
+    ("application", "words", "options"),
+    [
+        (app, ["simulate", str(PROGRAM), "--hardware", "H100-SXM", "--timeline", "step.csv"], "--timeline"),
+        (app, ["generate", "random", "--ranks", "2", "--out", "step.json"], "--html"),
+        (convert_app, [str(PROGRAM), "step.json"], "DST"),
+    ],
+)
+def test_files_that_are_no_timeline(
+    opened: Browser, application: Typer, words: list[str], options: str, tmp_path: Path
+) -> None:
+    words[-1] = str(tmp_path / words[-1])
+    done = CliRunner().invoke(application, [*words, "--open"])
+    assert done.exit_code == 2, done.output
+    assert "writes no page and no timeline" in done.stderr
+    assert f"add {options}" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+    assert opened.addresses == []
+
+
+def test_commands_without_pages_and_timelines() -> None:
+    for words in (["estimate", str(PROGRAM), "--hardware", "H100-SXM"], ["hardware", "list"]):
+        done = CliRunner().invoke(app, [*words, "--open"])
+        assert done.exit_code == 2
+        assert "No such option: --open" in done.stderr
 
 
 def test_a_port_in_use_and_a_browser_that_loads_nothing(opened: Browser, tmp_path: Path) -> None:

@@ -10,15 +10,15 @@ import hespas
 from hespas.converters import format_names
 from hespas.estimators import estimator_names
 from hespas.generators.llm import model_names
-from hespas.hardware import device_names, load_device, own_names, system_names
+from hespas.hardware import all_device_names, all_system_names, load_device
 from hespas.report import Table
 
 
 @pytest.mark.parametrize(
     ("listed", "names"),
     [
-        (hespas.list_devices, (*device_names(), *own_names("devices"))),
-        (hespas.list_systems, (*system_names(), *own_names("systems"))),
+        (hespas.list_devices, all_device_names()),
+        (hespas.list_systems, all_system_names()),
         (hespas.list_models, model_names()),
         (hespas.list_estimators, estimator_names()),
         (hespas.list_formats, format_names()),
