@@ -31,7 +31,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "programs": frozenset({"graph"}),
     "hardware": frozenset({"graph", "schemas", "files"}),
     "converters": frozenset({"graph", "schemas", "files", "costs", "programs", "measurements"}),
-    "generators": frozenset({"graph", "schemas", "files", "costs", "hardware"}),
+    "generators": frozenset({"graph", "schemas", "files", "costs", "hardware", "operations"}),
     "captures": frozenset({"graph", "schemas", "files", "costs", "programs", "hardware", "converters"}),
     "operations": frozenset({"graph", "costs"}),
     "measurements": frozenset({"graph", "files", "hardware", "operations", "costs"}),

@@ -14,6 +14,7 @@ from typing import Any, cast
 import msgspec
 
 from hespas.api.analysis import AnalysisDocument
+from hespas.api.attacks import PrivacyDocument
 from hespas.api.bundling import BundleDocument
 from hespas.api.capturing import CaptureDocument, ProfiledProgramDocument
 from hespas.api.conversion import ConversionDocument
@@ -60,6 +61,7 @@ DOCUMENTS: Mapping[str, type[msgspec.Struct]] = {
     "grid": GridDocument,
     "league": LeagueDocument,
     "league_factors": FactorsDocument,
+    "privacy": PrivacyDocument,
     "rank_map": RankMapDocument,
     "roundtrip": RoundTripDocument,
     "run_difference": RunDifferenceDocument,

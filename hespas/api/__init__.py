@@ -33,6 +33,7 @@ __all__ = [
     "MergedOps",
     "Missing",
     "NodeEstimates",
+    "PrivacyReport",
     "ProfiledProgram",
     "ProgressBar",
     "Result",
@@ -82,6 +83,7 @@ __all__ = [
     "llm_step",
     "load_system",
     "op_class_summary",
+    "privacy",
     "profile_program",
     "random_job",
     "read",
@@ -117,6 +119,7 @@ if TYPE_CHECKING:
         analysis_document,
         analyze,
     )
+    from hespas.api.attacks import PrivacyReport, privacy
     from hespas.api.bundling import Bundle, bundle
     from hespas.api.capturing import (
         CaptureResult,
@@ -265,6 +268,7 @@ _find = lazy_names(
         "calibrate",
         "suggest_shapes",
     ),
+    attacks=("PrivacyReport", "privacy"),
     bundling=("Bundle", "bundle"),
     analysis=(
         "Analysis",

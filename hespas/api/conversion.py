@@ -46,6 +46,13 @@ from hespas.api.lowering import (
     rank_totals,
     step_estimator,
 )
+from hespas.api.secrecy import (
+    ObfuscationKey,
+    ObfuscationLevel,
+    ReportsVisible,
+    RevealingKey,
+    Secrecy,
+)
 from hespas.converters import (
     Format,
     ReadOptions,
@@ -71,6 +78,7 @@ from hespas.converters.format import (
 from hespas.files.documents import Count, Figure, document_bytes
 from hespas.files.output import check_destination, write_atomically
 from hespas.files.streams import read_bytes
+from hespas.generators.obfuscate.levels import VisibleFact
 from hespas.graph import Diagnostics, Profile, Renamed, Workload
 from hespas.graph.deprecation import renamed_arguments
 from hespas.graph.errors import (
@@ -94,7 +102,8 @@ _VIEWER_FORMAT = "chrome-trace"
 class Conversion(Result):
     """Result of a conversion. ``value`` is the written workload or profile, ``bytes_written`` the size of all
     its files. ``conservation`` is the conservation account of a workload, ``events`` the account of a
-    profile. ``captures`` lists the traces of graph captures that were read too.
+    profile. ``captures`` lists the traces of graph captures that were read too. ``visible`` lists what an
+    obfuscated workload still shows, if a report was asked for.
     """
 
     source: str
@@ -108,6 +117,7 @@ class Conversion(Result):
     hardware: str = ""
     estimator: str = ""
     captures: tuple[str, ...] = ()
+    visible: tuple[VisibleFact, ...] = ()
     diagnostics: Diagnostics = field(default_factory=Diagnostics)
 
     def headline(self) -> str:
@@ -254,13 +264,19 @@ def convert(
     overwrite: bool = False,
     jobs: Jobs = 2,
     parts: _Parts = None,
+    obfuscate: ObfuscationKey = None,
+    obfuscate_level: ObfuscationLevel = "names",
+    report: ReportsVisible = False,
+    reveal: RevealingKey = None,
     progress: Progress | None = None,
     diagnostics: Diagnostics | None = None,
 ) -> Conversion:
     """Convert ``source``, a path or a value, to ``destination``; ``-`` is standard input or output.
 
     With ``hardware``, operations get the times of ``estimator``. ``dims``, ``capture`` and ``recover`` are as
-    in ``read``. ``parts`` writes a large job in parts. A PyTorch profile that is converted to ``.json`` is
+    in ``read``. ``parts`` writes a large job in parts. ``obfuscate`` hides the names, and with
+    ``obfuscate_level`` also shapes and layers, and ``report`` lists what stays visible; ``reveal`` restores
+    the names. A PyTorch profile that is converted to ``.json`` is
     copied without damaged events. Raises what ``read`` and ``write`` raise.
 
     Examples:
@@ -282,7 +298,8 @@ def convert(
         progress=progress,
     )
     reading = with_capture(reading, capture)
-    if not (capture or rescale or mesh):
+    secrecy = Secrecy.of(obfuscate, obfuscate_level, reveal, report=report)
+    if not (capture or rescale or mesh or secrecy):
         copied = _clean_copy(name, path, (source_format, target_format), reading, sink, overwrite=overwrite)
         if copied is not None:
             return copied
@@ -305,10 +322,21 @@ def convert(
             lowering = replace(lowering, folds=not is_flat(value.metadata, origin))
             value, account = lowering.run(value, _ranks_to_write(value, ranks), sink)
             account = with_rescaling(account)
+        hidden: tuple[MergedOps, ...] = ()
+        if secrecy:
+            value, hidden = secrecy.applied(value, sink)
+            if account and isinstance(value, Workload):
+                sizes = value.sizes_within(_ranks_to_write(value, ranks))
+                after = rank_totals(value.classes, sizes)
+                account = replace(account, after=after, dropped=(*account.dropped, *hidden))
         target = _target_format(path, target_format, profile=isinstance(value, Profile))
         job = AccountedWrite(value, account, target, writing, sink)
         size = job.put(destination, stack, overwrite=overwrite)
     done = _conversion_of(job, name, path, origin, size)
+    if hidden and done.events:
+        done = replace(done, events=replace(done.events, dropped=(*hidden, *done.events.dropped)))
+    if secrecy:
+        done = replace(done, visible=secrecy.visible(value))
     used = estimator if hardware else ""
     captures = tuple(map(str, reading.capture))
     return replace(done, hardware=hardware or "", estimator=used, captures=captures)
@@ -560,6 +588,7 @@ class ConversionDocument(Document, frozen=True, kw_only=True):
     num_ranks: Count | UnsetType = UNSET
     rank_classes: Count | UnsetType = UNSET
     conservation: _ConservationDocument | UnsetType = UNSET
+    visible: tuple[VisibleFact, ...] | UnsetType = UNSET
 
 
 def conversion_document(done: Conversion) -> msgspec.Struct:
@@ -592,4 +621,5 @@ def conversion_document(done: Conversion) -> msgspec.Struct:
         num_ranks=done.conservation.num_ranks if done.conservation else UNSET,
         rank_classes=done.conservation.rank_classes if done.conservation else UNSET,
         conservation=conservation,
+        visible=done.visible or UNSET,
     )

@@ -97,6 +97,20 @@ def convert(
     if json_file:
         api.write_json(done.to_json(), json_file, overwrite=overwrite)
     _print_account(done)
+    if done.visible:
+        facts = [
+            (fact.fact, fact.distinct, fact.models if fact.models >= 0 else None, fact.examples)
+            for fact in done.visible
+        ]
+        print_info(table_from_rows(_VISIBLE, facts).to_text())
+
+
+_VISIBLE = (
+    Column("still visible"),
+    Column("distinct", kind="count"),
+    Column("models that agree", kind="count"),
+    Column("examples"),
+)
 
 
 def _list_formats(source: str | None, destination: str | None, *, as_json: bool, overwrite: bool) -> None:

@@ -27,6 +27,11 @@ COMMANDS = {
         "Verify a captured program against a trace of its run: operations, order, collectives and bytes.",
         epilog="Exit codes: 0 capture and run agree, 1 they differ, 2 wrong usage, 3 malformed input.",
     ),
+    "privacy": CommandSource(
+        "hespas.cli.privacy",
+        "privacy",
+        "Attack obfuscated workloads with 20 public models, and compare their simulated times.",
+    ),
     "accuracy": CommandSource(
         "hespas.cli.accuracy",
         "accuracy",

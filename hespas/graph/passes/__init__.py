@@ -12,7 +12,7 @@ from typing import Protocol
 from hespas.graph.diagnostics import Diagnostics
 from hespas.graph.opgraph import OpGraph, Totals, is_recorded_wait, known_sum, totals
 from hespas.graph.passes.fuse import FuseElementwise, materialise
-from hespas.graph.passes.merge import GroupRegions
+from hespas.graph.passes.merge import GroupRegions, regions_between_communications
 from hespas.graph.passes.order import all_deps, find_cycle, is_topological, levels, topological_order
 from hespas.graph.passes.precision import InPrecision
 from hespas.graph.passes.rewrite import (
@@ -54,6 +54,7 @@ __all__ = [
     "levels",
     "materialise",
     "of_own_ranks",
+    "regions_between_communications",
     "runtime_copies",
     "take_nodes",
     "topological_order",

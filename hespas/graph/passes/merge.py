@@ -21,7 +21,7 @@ from hespas.graph.opgraph import (
 from hespas.graph.passes.order import all_deps, ready_order, topological_order
 from hespas.graph.passes.rewrite import take_nodes
 
-__all__ = ["GroupRegions", "merge_nodes"]
+__all__ = ["GroupRegions", "merge_nodes", "regions_between_communications"]
 
 
 _PRODUCT_CLASSES = (int(OpClass.CONTRACTION), int(OpClass.CONVOLUTION), int(OpClass.ATTENTION))
@@ -186,34 +186,69 @@ def _outside_operands(graph: OpGraph, group: IntArray, groups: int) -> RaggedArr
     return RaggedArray.from_lists(rows)
 
 
+def regions_between_communications(graph: OpGraph) -> IntArray:
+    """Return for each node the first node of its region (see :class:`GroupRegions`), itself if it does not
+    merge. O(nodes + edges).
+    """
+    # Device computation of known cost may merge, except recorded waits.
+    is_mergeable: BoolArray = (
+        (graph.kind == int(NodeKind.COMPUTE))
+        & (graph.resource == int(Resource.DEVICE))
+        & (graph.op_class != int(OpClass.HOST))
+        & ~np.isnan(graph.flops)
+        & ~np.isnan(graph.bytes_moved)
+        & ~is_recorded_wait(graph)
+    )
+    timed = ~np.isnan(graph.duration_ns)
+    if timed.any():
+        is_mergeable &= timed
+    joins: list[bool] = is_mergeable.tolist()
+    deps = all_deps(graph)
+    queue: list[tuple[int, int]] = list(zip(graph.region.tolist(), graph.stream.tolist(), strict=True))
+    bounds: list[int] = deps.offsets.tolist()
+    values: list[int] = deps.values.tolist()
+    is_inner = [False] * len(values)
+    feeds_others = [False] * len(graph)
+    for node, join in enumerate(joins):
+        for edge in range(bounds[node], bounds[node + 1]):
+            dep = values[edge]
+            is_inner[edge] = join and joins[dep] and queue[dep] == queue[node]
+            feeds_others[dep] = feeds_others[dep] or not is_inner[edge]
+    leader = list(range(len(graph)))
+    open_region: dict[tuple[int, int], int] = {}
+    awaited: dict[int, set[int]] = {}
+    order: list[int] = topological_order(graph).tolist()
+    for node in order:
+        if not joins[node]:
+            continue
+        edges = range(bounds[node], bounds[node + 1])
+        outside = {values[edge] for edge in edges if not is_inner[edge]}
+        first = open_region.get(queue[node], -1)
+        if first >= 0 and outside <= awaited[first]:
+            leader[node] = first
+        else:
+            first = node
+            awaited[first] = outside
+        open_region[queue[node]] = -1 if feeds_others[node] else first
+    return np.array(leader, np.int64)
+
+
 @dataclass(frozen=True, slots=True)
 class GroupRegions:
-    """Pass that merges connected device computation between the same communications into one node.
+    """Pass that merges device computation between communications into one node, without a change of timing.
 
-    A border is communication, host work, an operation of unknown cost, or an edge of a loop or branch. The
-    depth of a node is the number of borders on the longest path to it. Connected compute nodes of equal depth
-    are merged. An edge between two groups always leads to a greater depth, or from computation to the border
-    after it, so no cycle can arise. Costs and durations are summed. Estimate times before this pass, because
-    the traffic of a region is the sum over its operations. The result is in program order as far as
-    dependencies allow. O(nodes log nodes + edges).
+    Computations of one queue that follow each other in program order are merged as long as only the first
+    one waits for other work (communication, host work, other queues, loops, operations of unknown cost), and
+    only the last one has other work waiting for it. A device runs the computations of a queue one after the
+    other, so communication neither starts later nor ends earlier than before, and ranks cannot wait for each
+    other in a circle. Costs and durations are summed. Estimate times before this pass, because the traffic of
+    a region is the sum over its operations. The result is in program order as far as dependencies allow.
+    O(nodes log nodes + edges).
     """
 
     def __call__(self, graph: OpGraph, diagnostics: Diagnostics) -> OpGraph:
         """Return the graph with one node per region; number, bytes and order of collectives are conserved."""
-        # Device computation of known cost may merge, except recorded waits.
-        joins: BoolArray = (
-            (graph.kind == int(NodeKind.COMPUTE))
-            & (graph.resource == int(Resource.DEVICE))
-            & (graph.op_class != int(OpClass.HOST))
-            & ~np.isnan(graph.flops)
-            & ~np.isnan(graph.bytes_moved)
-            & ~is_recorded_wait(graph)
-        )
-        timed = ~np.isnan(graph.duration_ns)
-        if timed.any():
-            joins &= timed
-        flags: list[bool] = joins.tolist()
-        leader = np.array(self._leaders(graph, flags), np.int64)
+        leader = regions_between_communications(graph)
         first = np.flatnonzero(leader == np.arange(len(graph)))
         if len(first) == len(graph):
             return graph
@@ -236,31 +271,6 @@ class GroupRegions:
         rising = bool((merged.id[1:] > merged.id[:-1]).all())
         return merged if rising else replace(merged, id=np.arange(len(merged), dtype=np.uint64))
 
-    def _leaders(self, graph: OpGraph, joins: list[bool]) -> list[int]:
-        """Return for each node the smallest node of its region, which is a connected group of nodes of equal
-        depth.
-        """
-        deps = all_deps(graph)
-        bounds: list[int] = deps.offsets.tolist()
-        values: list[int] = deps.values.tolist()
-        region: list[int] = graph.region.tolist()
-        depth = [0] * len(graph)
-        leader = list(range(len(graph)))
-        order: list[int] = topological_order(graph).tolist()
-        for node in order:
-            before = values[bounds[node] : bounds[node + 1]]
-            here = region[node]
-            depth[node] = max(
-                (depth[dep] + (not joins[dep] or region[dep] != here) for dep in before), default=0
-            )
-            if not joins[node]:
-                continue
-            for dep in before:
-                if joins[dep] and region[dep] == here and depth[dep] == depth[node]:
-                    low, high = sorted((_find(leader, dep), _find(leader, node)))
-                    leader[high] = low
-        return [_find(leader, node) for node in range(len(graph))]
-
 
 def _program_order(graph: OpGraph, group: IntArray, groups: int) -> list[int]:
     """Return the groups in an order that follows dependencies, the group with the earliest member first."""
@@ -274,10 +284,3 @@ def _program_order(graph: OpGraph, group: IntArray, groups: int) -> list[int]:
         RaggedArray.from_pairs(edges // groups, edges % groups, groups), earliest
     ).tolist()
     return order
-
-
-def _find(leader: list[int], node: int) -> int:
-    while leader[node] != node:
-        leader[node] = leader[leader[node]]
-        node = leader[node]
-    return node

@@ -1,0 +1,135 @@
+"""Shapes rounded to powers of two, and costs rounded to a grid of 5 %."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import log
+
+import numpy as np
+
+from hespas.graph import (
+    PROGRAM_BYTES,
+    STEP_FACTS,
+    OpGraph,
+    TensorTypesBuilder,
+    Workload,
+    step_facts,
+)
+from hespas.graph.columns import FloatArray, IntArray, RaggedArray
+
+__all__ = ["COST_GRID", "round_shapes", "rounded_costs", "rounded_extents"]
+
+COST_GRID = 1.05
+"""Ratio of neighbouring costs after rounding: no cost changes by more than 2.5 %."""
+
+
+def rounded_costs(values: FloatArray) -> FloatArray:
+    """Return costs rounded to powers of :data:`COST_GRID`, as whole numbers; 0, NaN and infinity stay."""
+    positive = np.isfinite(values) & (values > 0)
+    rounded = values.copy()
+    step = log(COST_GRID)
+    rounded[positive] = np.rint(np.exp(np.rint(np.log(values[positive]) / step) * step))
+    return rounded
+
+
+def rounded_extents(extents: IntArray) -> IntArray:
+    """Return extents rounded to the nearest power of two (in the logarithm); 0 and unknown extents stay.
+
+    Equal extents stay equal, so shapes agree along edges, collectives and ranks. Parts of an extent that was
+    split by a power of two still add up.
+    """
+    rounded = extents.copy()
+    positive = extents > 0
+    rounded[positive] = np.int64(1) << np.minimum(np.rint(np.log2(extents[positive])), 62).astype(np.int64)
+    return rounded
+
+
+def round_shapes(workload: Workload) -> Workload:
+    """Return a workload with rounded shapes and costs.
+
+    FLOPs, traffic, times, and sizes of collectives and messages change by at most 2.5 % each. The extents of
+    matrix products are rounded too, except that their rows (``m``) are chosen so that the work of the product
+    stays within 2.5 %. Numbers of tokens and model FLOPs of the step are dropped. O(nodes + types).
+    """
+    metadata = dict(workload.metadata)
+    facts = step_facts(metadata)
+    if facts is not None:
+        metadata[STEP_FACTS] = replace(facts, tokens=0.0, model_flops=float("nan")).text()
+    if PROGRAM_BYTES in metadata:
+        metadata[PROGRAM_BYTES] = ";".join(map(_rounded_numbers, metadata[PROGRAM_BYTES].split(";")))
+    return replace(workload, classes=tuple(map(_rounded, workload.classes)), metadata=metadata)
+
+
+def _rounded_numbers(text: str) -> str:
+    numbers = text.split()
+    if not all(number.isdigit() for number in numbers):
+        return text
+    return " ".join(f"{value:.0f}" for value in rounded_costs(np.array(numbers, np.float64)).tolist())
+
+
+def _rounded(graph: OpGraph) -> OpGraph:
+    collectives, p2p = graph.collectives, graph.p2p
+    payload = rounded_costs(collectives.comm_bytes)
+    # Operands and results keep their ratio to the payload, which the group size determines.
+    ratio = np.divide(
+        payload, collectives.comm_bytes, out=np.ones(len(payload)), where=collectives.comm_bytes > 0
+    )
+    return replace(
+        _with_rounded_types(graph),
+        flops=rounded_costs(graph.flops),
+        useful_flops=rounded_costs(graph.useful_flops),
+        transcendentals=rounded_costs(graph.transcendentals),
+        bytes_read=rounded_costs(graph.bytes_read),
+        bytes_written=rounded_costs(graph.bytes_written),
+        duration_ns=rounded_costs(graph.duration_ns),
+        collectives=replace(
+            collectives,
+            comm_bytes=payload,
+            operand_bytes=np.rint(collectives.operand_bytes * ratio),
+            result_bytes=np.rint(collectives.result_bytes * ratio),
+        ),
+        p2p=replace(p2p, comm_bytes=rounded_costs(p2p.comm_bytes)),
+        attachments={},
+    )
+
+
+def _with_rounded_types(graph: OpGraph) -> OpGraph:
+    types, builder = graph.types, TensorTypesBuilder()
+    extents = rounded_extents(types.dims)
+    bounds: list[int] = types.dim_offsets.tolist()
+    dims: list[int] = extents.tolist()
+    encodings: list[int] = types.encoding.tolist()
+    number = [
+        builder.add(
+            types.dtype_of(row),
+            dims[bounds[row] : bounds[row + 1]],
+            encoding=encoding,
+            bounded=bool(types.bounded[row]),
+        )
+        for row, encoding in enumerate(encodings)
+    ]
+    new_row = np.array(number or [0], np.int32)
+
+    def renumbered(lists: RaggedArray) -> RaggedArray:
+        return RaggedArray(lists.offsets, new_row[lists.values])
+
+    table = graph.contractions
+    batch, n, k = (rounded_extents(extent) for extent in (table.batch, table.n, table.k))
+    work = table.batch.astype(np.float64) * table.m * table.n * table.k
+    others = batch.astype(np.float64) * n * k
+    m = np.where(others > 0, np.maximum(np.rint(rounded_costs(work) / np.maximum(others, 1.0)), 1.0), table.m)
+    return replace(
+        graph,
+        types=builder.build(),
+        operands=renumbered(graph.operands),
+        results=renumbered(graph.results),
+        contractions=replace(
+            table,
+            batch=batch,
+            m=m.astype(np.int64),
+            n=n,
+            k=k,
+            flops=rounded_costs(table.flops),
+            useful_flops=rounded_costs(table.useful_flops),
+        ),
+    )
