@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 import yaml
+from hatchling.metadata.core import CoreMetadata, ProjectMetadata
+from hatchling.plugin.manager import PluginManager
 from packaging.specifiers import SpecifierSet
 
 import hespas
@@ -112,6 +114,57 @@ def test_wheel_and_source_are_reproducible(tmp_path: Path) -> None:
     ]  # fmt: skip
     wheel = next((tmp_path / "first").glob("*.whl"))
     assert wheel.stat().st_size <= 6_000_000
+
+
+def built_metadata(root: Path) -> CoreMetadata:
+    return ProjectMetadata(str(root), PluginManager()).core
+
+
+def test_metadata_without_an_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HESPAS_REPOSITORY", raising=False)
+    core = built_metadata(ROOT)
+    assert (core.readme, core.urls) == ((ROOT / "README.md").read_text(encoding="utf-8"), {})
+    assert core.dynamic == []
+
+
+def test_metadata_with_an_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HESPAS_REPOSITORY", "https://host.example/owner/name/")
+    core = built_metadata(ROOT)
+    address, tag = "https://host.example/owner/name", f"v{__version__}"
+    assert core.urls["Repository"] == address
+    assert core.urls["Changelog"] == f"{address}/blob/{tag}/CHANGELOG.md"
+    prefixes = {f"{address}/{kind}/{tag}/" for kind in ("blob", "raw")}
+    links = re.findall(r"(!?)\[[^\]]*\]\(([^)\s]+)\)", core.readme)
+    assert {image for image, _ in links} == {"", "!"}
+    for image, link in links:
+        prefix = f"{address}/{'raw' if image else 'blob'}/{tag}/"
+        assert link.startswith(prefix), link
+        assert (ROOT / link.removeprefix(prefix).partition("#")[0]).exists(), link
+    readme = core.readme
+    for prefix in prefixes:
+        readme = readme.replace(prefix, "")
+    assert readme == (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_an_address_that_is_not_one_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HESPAS_REPOSITORY", "example")
+    with pytest.raises(ValueError, match="HESPAS_REPOSITORY is 'example': use an address such as https://"):
+        built_metadata(ROOT)
+
+
+def test_a_source_archive_keeps_its_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("pyproject.toml", "hatch_build.py", "README.md"):
+        shutil.copyfile(ROOT / name, tmp_path / name)
+    version_file = tmp_path / "hespas" / "_version.py"
+    version_file.parent.mkdir()
+    shutil.copyfile(ROOT / "hespas" / "_version.py", version_file)
+    lines = ("Metadata-Version: 2.4", "Name: hespas", f"Version: {__version__}")
+    link = "Project-URL: Repository, https://host.example/owner/name"
+    for stated, expected in (((), {}), ((link,), {"Repository": "https://host.example/owner/name"})):
+        (tmp_path / "PKG-INFO").write_text("\n".join([*lines, *stated, "", "[page](docs/page.md)\n"]))
+        monkeypatch.setenv("HESPAS_REPOSITORY", "https://host.example/other/name")
+        core = built_metadata(tmp_path)
+        assert (core.readme, core.urls) == ("[page](docs/page.md)\n", expected)
 
 
 def test_a_release_replaces_no_other_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
