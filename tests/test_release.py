@@ -167,6 +167,48 @@ def test_a_source_archive_keeps_its_address(tmp_path: Path, monkeypatch: pytest.
         assert (core.readme, core.urls) == ("[page](docs/page.md)\n", expected)
 
 
+_PAGE = """
+```console
+$ env echo one
+one
+$ pip install hespas
+```
+
+```python
+# extra.py
+import sys
+
+sys.exit("error: it needs more\\n  try: pip install 'hespas[jax]'")
+```
+
+```console
+$ python extra.py
+two
+$ cat two.txt
+two
+```
+"""
+
+
+def test_commands_of_pages_print_what_the_pages_show() -> None:
+    pages = {"page.md": _PAGE, "other.md": "No commands."}
+    outcomes, failures = release.tried_pages(sys.executable, pages)
+    assert outcomes == {"as documented": 1, "skipped (pip commands)": 1, "failed": 2}
+    assert [failure.splitlines()[0] for failure in failures] == [
+        "page.md: $ python extra.py", "page.md: $ cat two.txt",
+    ]  # fmt: skip
+    assert failures[0].splitlines()[-3:] == [
+        "-two",
+        "+error: it needs more",
+        "+  try: pip install 'hespas[jax]'",
+    ]
+    outcomes, failures = release.tried_pages(sys.executable, pages, has_extras=False)
+    assert failures == []
+    assert outcomes == {"as documented": 1, "skipped (pip commands)": 1, "without their extra": 2}
+    unnamed = {"page.md": _PAGE.replace("hespas[jax]", "jax")}
+    assert len(release.tried_pages(sys.executable, unnamed, has_extras=False)[1]) == 2
+
+
 def test_a_release_replaces_no_other_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(release, "built", pytest.fail)
     (tmp_path / "notes.txt").write_text("notes")
@@ -175,4 +217,6 @@ def test_a_release_replaces_no_other_files(tmp_path: Path, monkeypatch: pytest.M
         release.main(["--out", str(tmp_path)])
     with pytest.raises(SystemExit, match="python0: no such interpreter"):
         release.main(["--out", str(tmp_path), "python0"])
+    with pytest.raises(SystemExit, match="--repository example: use an address such as https://"):
+        release.main(["--out", str(tmp_path), "--repository", "example"])
     assert sorted(file.name for file in tmp_path.iterdir()) == ["hespas-0.1.0.tar.gz", "notes.txt"]
