@@ -25,6 +25,7 @@ help:
 	@echo "make fuzz       wrong fields and damaged bytes to every reader, killed writers: COUNT=2000 of each to each"
 	@echo "                reader, about 20 minutes of CPU time (COUNT=50000: 8 hours)"
 	@echo "make release    wheel and source archive in dist/, tried for PYTHONS=\"python3.11 python3.13\""
+	@echo "                (REPOSITORY=URL: with this address of the project in the metadata)"
 	@echo "make lint       ruff, mypy strict, pyright strict"
 	@echo "make bench      speed and memory as ratios against a floor measured in the same run"
 	@echo "make docs       make the outputs shown in README.md and docs/ again"
@@ -73,7 +74,7 @@ test-drawn: $(VENV)/.installed-dev
 nightly: lint test-all test-lowest test-newest fuzz mutation release
 
 release: $(VENV)/.installed-dev
-	$(BIN)/python -m tools.release $(PYTHONS)
+	$(BIN)/python -m tools.release --repository "$(REPOSITORY)" $(PYTHONS)
 
 mutation: $(VENV)/.installed-dev
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --group mutation

@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 import yaml
+from hatchling.metadata.core import CoreMetadata, ProjectMetadata
+from hatchling.plugin.manager import PluginManager
 from packaging.specifiers import SpecifierSet
 
 import hespas
@@ -114,6 +116,99 @@ def test_wheel_and_source_are_reproducible(tmp_path: Path) -> None:
     assert wheel.stat().st_size <= 6_000_000
 
 
+def built_metadata(root: Path) -> CoreMetadata:
+    return ProjectMetadata(str(root), PluginManager()).core
+
+
+def test_metadata_without_an_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HESPAS_REPOSITORY", raising=False)
+    core = built_metadata(ROOT)
+    assert (core.readme, core.urls) == ((ROOT / "README.md").read_text(encoding="utf-8"), {})
+    assert core.dynamic == []
+
+
+def test_metadata_with_an_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HESPAS_REPOSITORY", "https://host.example/owner/name/")
+    core = built_metadata(ROOT)
+    address, tag = "https://host.example/owner/name", f"v{__version__}"
+    assert core.urls["Repository"] == address
+    assert core.urls["Changelog"] == f"{address}/blob/{tag}/CHANGELOG.md"
+    prefixes = {f"{address}/{kind}/{tag}/" for kind in ("blob", "raw")}
+    links = re.findall(r"(!?)\[[^\]]*\]\(([^)\s]+)\)", core.readme)
+    assert {image for image, _ in links} == {"", "!"}
+    for image, link in links:
+        prefix = f"{address}/{'raw' if image else 'blob'}/{tag}/"
+        assert link.startswith(prefix), link
+        assert (ROOT / link.removeprefix(prefix).partition("#")[0]).exists(), link
+    readme = core.readme
+    for prefix in prefixes:
+        readme = readme.replace(prefix, "")
+    assert readme == (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_an_address_that_is_not_one_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HESPAS_REPOSITORY", "example")
+    with pytest.raises(ValueError, match="HESPAS_REPOSITORY is 'example': use an address such as https://"):
+        built_metadata(ROOT)
+
+
+def test_a_source_archive_keeps_its_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("pyproject.toml", "hatch_build.py", "README.md"):
+        shutil.copyfile(ROOT / name, tmp_path / name)
+    version_file = tmp_path / "hespas" / "_version.py"
+    version_file.parent.mkdir()
+    shutil.copyfile(ROOT / "hespas" / "_version.py", version_file)
+    lines = ("Metadata-Version: 2.4", "Name: hespas", f"Version: {__version__}")
+    link = "Project-URL: Repository, https://host.example/owner/name"
+    for stated, expected in (((), {}), ((link,), {"Repository": "https://host.example/owner/name"})):
+        (tmp_path / "PKG-INFO").write_text("\n".join([*lines, *stated, "", "[page](docs/page.md)\n"]))
+        monkeypatch.setenv("HESPAS_REPOSITORY", "https://host.example/other/name")
+        core = built_metadata(tmp_path)
+        assert (core.readme, core.urls) == ("[page](docs/page.md)\n", expected)
+
+
+_PAGE = """
+```console
+$ env echo one
+one
+$ pip install hespas
+```
+
+```python
+# extra.py
+import sys
+
+sys.exit("error: it needs more\\n  try: pip install 'hespas[jax]'")
+```
+
+```console
+$ python extra.py
+two
+$ cat two.txt
+two
+```
+"""
+
+
+def test_commands_of_pages_print_what_the_pages_show() -> None:
+    pages = {"page.md": _PAGE, "other.md": "No commands."}
+    outcomes, failures = release.tried_pages(sys.executable, pages)
+    assert outcomes == {"as documented": 1, "skipped (pip commands)": 1, "failed": 2}
+    assert [failure.splitlines()[0] for failure in failures] == [
+        "page.md: $ python extra.py", "page.md: $ cat two.txt",
+    ]  # fmt: skip
+    assert failures[0].splitlines()[-3:] == [
+        "-two",
+        "+error: it needs more",
+        "+  try: pip install 'hespas[jax]'",
+    ]
+    outcomes, failures = release.tried_pages(sys.executable, pages, has_extras=False)
+    assert failures == []
+    assert outcomes == {"as documented": 1, "skipped (pip commands)": 1, "without their extra": 2}
+    unnamed = {"page.md": _PAGE.replace("hespas[jax]", "jax")}
+    assert len(release.tried_pages(sys.executable, unnamed, has_extras=False)[1]) == 2
+
+
 def test_a_release_replaces_no_other_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(release, "built", pytest.fail)
     (tmp_path / "notes.txt").write_text("notes")
@@ -122,4 +217,6 @@ def test_a_release_replaces_no_other_files(tmp_path: Path, monkeypatch: pytest.M
         release.main(["--out", str(tmp_path)])
     with pytest.raises(SystemExit, match="python0: no such interpreter"):
         release.main(["--out", str(tmp_path), "python0"])
+    with pytest.raises(SystemExit, match="--repository example: use an address such as https://"):
+        release.main(["--out", str(tmp_path), "--repository", "example"])
     assert sorted(file.name for file in tmp_path.iterdir()) == ["hespas-0.1.0.tar.gz", "notes.txt"]

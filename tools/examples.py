@@ -3,6 +3,8 @@
 A fence marked ``console`` has lines ``$ command``, each followed by the output of both streams. A fence
 marked ``python`` or ``toml`` whose first line is a comment with a file name (``# layer.py``) is that file,
 for the commands below it. Fences marked with a package (``console jax``) are skipped without it.
+
+The commands run with this interpreter, or with that of another environment.
 """
 
 from __future__ import annotations
@@ -11,12 +13,9 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
-
-from hespas.api.samples import sample
 
 __all__ = ["Example", "comparable", "examples", "refreshed", "run"]
 
@@ -40,6 +39,16 @@ class Example:
     needs: str
     files: tuple[tuple[str, str], ...]
 
+    @property
+    def is_runnable(self) -> bool:
+        """Return False for commands that install or build."""
+        return self.command.split()[0] in _RUNNABLE
+
+    @property
+    def skip_reason(self) -> str:
+        """Return the reason for which :func:`run` skipped the command."""
+        return f"without {self.needs}" if self.is_runnable else f"{self.command.split()[0]} commands"
+
 
 def examples(text: str) -> list[Example]:
     """Return the commands of a document, in order."""
@@ -60,28 +69,31 @@ def examples(text: str) -> list[Example]:
     return found
 
 
-def run(shown: Sequence[Example], folder: Path) -> list[str | None]:
+def run(shown: Sequence[Example], folder: Path, python: str = sys.executable) -> list[str | None]:
     """Run the commands in sequence in ``folder``, and return their outputs (None: not run).
 
-    ``folder`` gets the files of ``hespas sample all``, unless a command writes samples. A command that fails
-    has an ordinary output, so the comparison with the document shows the failure.
+    The commands are those of the environment of the interpreter ``python``. ``folder`` gets the files of
+    ``hespas sample all``, unless a command writes samples. A command that fails has an ordinary output, so
+    the comparison with the document shows the failure.
     """
-    if not any(example.command.startswith("hespas sample") for example in shown):
-        sample(["all"], folder=folder / "samples")
-    absent = {name for name in _PACKAGES if find_spec(name) is None}
     environment = os.environ | {
-        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
+        "PATH": f"{Path(python).parent}{os.pathsep}{os.environ.get('PATH', '')}",
         "PYTHONUNBUFFERED": "1",
         "COLUMNS": "100",
         "NO_COLOR": "1",
         "JAX_PLATFORMS": "cpu",
     }
+    if python != sys.executable:
+        environment.pop("PYTHONPATH", None)
+    if not any(example.command.startswith("hespas sample") for example in shown):
+        command = [python, "-m", "hespas", "sample", "all", "--quiet"]
+        subprocess.run(command, cwd=folder, env=environment, check=True, stdout=subprocess.DEVNULL)
+    absent = _absent_packages(python, environment)
     printed: list[str | None] = []
     for example in shown:
         for name, content in example.files:
             (folder / name).write_text(content, encoding="utf-8")
-        runs = example.command.split()[0] in _RUNNABLE and example.needs not in absent
-        if not runs:
+        if not example.is_runnable or example.needs in absent:
             printed.append(None)
             continue
         done = subprocess.run(
@@ -96,6 +108,14 @@ def run(shown: Sequence[Example], folder: Path) -> list[str | None]:
         )
         printed.append(done.stdout)
     return printed
+
+
+def _absent_packages(python: str, environment: Mapping[str, str]) -> set[str]:
+    """Return the packages that the environment of an interpreter does not have."""
+    code = "import importlib.util, sys; print(*(n for n in sys.argv[1:] if not importlib.util.find_spec(n)))"
+    command = [python, "-c", code, *_PACKAGES]
+    done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
+    return set(done.stdout.split())
 
 
 def comparable(output: str) -> str:

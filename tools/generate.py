@@ -30,10 +30,17 @@ from hespas.validators.checker import RULES
 from tools.documents import ROOT, document_command
 from tools.examples import examples, refreshed, run
 
-__all__ = ["REFERENCE", "documents", "documents_with_commands", "main", "reference_pages"]
+__all__ = [
+    "DOCUMENTS_AT_ONCE",
+    "REFERENCE",
+    "documents",
+    "documents_with_commands",
+    "main",
+    "reference_pages",
+]
 
 _DIGESTS = ROOT / ".cache" / "documents.json"
-_DOCUMENTS_AT_ONCE = 2
+DOCUMENTS_AT_ONCE = 2
 REFERENCE = ROOT / "docs" / "reference"
 _INTRODUCTION = """# Formats
 
@@ -241,7 +248,7 @@ def documents() -> Mapping[Path, str]:
     sources = _sources_digest()
     known: dict[str, str] = json.loads(_DIGESTS.read_text("utf-8")) if _DIGESTS.is_file() else {}
     stale = [path for path, text in texts.items() if known.get(_name(path)) != _digest(sources, text)]
-    with ThreadPoolExecutor(_DOCUMENTS_AT_ONCE) as pool:
+    with ThreadPoolExecutor(DOCUMENTS_AT_ONCE) as pool:
         texts |= zip(stale, pool.map(_current, (texts[path] for path in stale)), strict=True)
     _DIGESTS.parent.mkdir(exist_ok=True)
     digests = {_name(path): _digest(sources, text) for path, text in texts.items()}

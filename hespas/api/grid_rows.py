@@ -29,7 +29,7 @@ from hespas.files.output import place_immediately
 from hespas.files.trust import file_in_folder_of
 from hespas.graph import Diagnostics, DType, Workload, step_facts
 from hespas.graph.columns import DTypeKind, find_dtype
-from hespas.graph.errors import FormatError, HespasError, UsageError, clipped, exit_code
+from hespas.graph.errors import FormatError, HespasError, MissingExtraError, UsageError, clipped, exit_code
 from hespas.graph.passes import InPrecision
 from hespas.hardware import is_path, load_device, load_system, write_device
 from hespas.simulator.astra import Backend, read_network_config
@@ -243,6 +243,8 @@ def grid_row(
             if path.startswith(folder):  # name the file of the setting, not its copy with scaled links
                 path = str(settings.get(_SETTING_OF_COPY.get(Path(path).name, ""), ""))
             fault = f"{path}: {error.message}" if path else error.message
+            if isinstance(error, MissingExtraError):
+                fault = f"{fault}: {error.hint}"
             return GridRow(settings=dict(shown), fault=fault, exit_code=exit_code(error))
     timeline = result.timeline
     present = np.flatnonzero(timeline.shown_by >= 0)

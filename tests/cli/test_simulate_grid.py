@@ -13,7 +13,9 @@ from jsonschema import Draft202012Validator
 from typer.testing import CliRunner, Result
 
 from hespas import api
+from hespas.api import grid_rows
 from hespas.cli.main import app
+from hespas.graph.errors import MissingExtraError
 from hespas.hardware import device_to_toml, load_device, load_system, system_to_toml
 
 ROOT = Path(__file__).parents[2]
@@ -310,3 +312,16 @@ def test_a_fault_names_the_file_of_the_setting_with_scaled_links_too() -> None:
     faults = {row.fault for row in sweep.rows if row.settings["backend"] == "aware"}
     [fault] = faults
     assert fault.startswith(f"{SYSTEMS / 'network.yml'}: ET032")
+
+
+def test_a_fault_names_the_missing_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(*_: object, **__: object) -> None:
+        raise MissingExtraError("reading StableHLO", "stablehlo")
+
+    monkeypatch.setattr(grid_rows, "opened_program", missing)
+    done = run(PROGRAM, "--hardware", "A100-SXM-80GB,H100-SXM")
+    for device in ("A100-SXM-80GB", "H100-SXM"):
+        assert (
+            f"{device}: reading StableHLO needs the optional 'stablehlo' dependencies: "
+            "pip install 'hespas[stablehlo]'"
+        ) in done.output

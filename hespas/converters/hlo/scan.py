@@ -344,7 +344,7 @@ def _module_class() -> _ModuleClass:
         return cast("_ModuleClass", import_module("jaxlib._hlo").HloModule)
     except (ImportError, AttributeError) as error:
         raise MissingExtraError(
-            "reading a serialised HloModuleProto", "stablehlo", detail=f"tested with {TESTED_JAXLIB}: {error}"
+            "reading a serialised HloModuleProto", "stablehlo", detail=f"{error}; {TESTED_JAXLIB} is needed"
         ) from error
 
 
