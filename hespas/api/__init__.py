@@ -32,6 +32,7 @@ __all__ = [
     "Lowering",
     "MergedOps",
     "Missing",
+    "NodeData",
     "NodeEstimates",
     "ProfiledProgram",
     "ProgressBar",
@@ -81,6 +82,7 @@ __all__ = [
     "list_systems",
     "llm_step",
     "load_system",
+    "node_data",
     "op_class_summary",
     "profile_program",
     "random_job",
@@ -105,6 +107,7 @@ __all__ = [
     "write",
     "write_estimates_csv",
     "write_json",
+    "write_node_data",
     "write_request_rows",
     "write_simulation_json",
     "write_table_estimates",
@@ -190,6 +193,11 @@ if TYPE_CHECKING:
         MergedOps,
         Missing,
         graph_estimator,
+    )
+    from hespas.api.model_explorer import (
+        NodeData,
+        node_data,
+        write_node_data,
     )
     from hespas.api.published_runs import (
         FactorsReport,
@@ -336,6 +344,11 @@ _find = lazy_names(
         "MergedOps",
         "Missing",
         "graph_estimator",
+    ),
+    model_explorer=(
+        "NodeData",
+        "node_data",
+        "write_node_data",
     ),
     published_runs=(
         "FactorsReport",
