@@ -32,6 +32,7 @@ __all__ = [
     "Lowering",
     "MergedOps",
     "Missing",
+    "NodeData",
     "NodeEstimates",
     "PrivacyReport",
     "ProfiledProgram",
@@ -82,6 +83,7 @@ __all__ = [
     "list_systems",
     "llm_step",
     "load_system",
+    "node_data",
     "op_class_summary",
     "privacy",
     "profile_program",
@@ -107,6 +109,7 @@ __all__ = [
     "write",
     "write_estimates_csv",
     "write_json",
+    "write_node_data",
     "write_request_rows",
     "write_simulation_json",
     "write_table_estimates",
@@ -193,6 +196,11 @@ if TYPE_CHECKING:
         MergedOps,
         Missing,
         graph_estimator,
+    )
+    from hespas.api.model_explorer import (
+        NodeData,
+        node_data,
+        write_node_data,
     )
     from hespas.api.published_runs import (
         FactorsReport,
@@ -340,6 +348,11 @@ _find = lazy_names(
         "MergedOps",
         "Missing",
         "graph_estimator",
+    ),
+    model_explorer=(
+        "NodeData",
+        "node_data",
+        "write_node_data",
     ),
     published_runs=(
         "FactorsReport",

@@ -29,9 +29,19 @@ _Rows = Annotated[
     ),
 ]
 
+_ModelExplorer = Annotated[
+    Path | None,
+    Option(
+        "Write the time in us of each operation of a StableHLO program as node data for Model Explorer.",
+        metavar="FILE.json|-",
+        panel=OUTPUT,
+        access="document",
+    ),
+]
+
 
 @command(estimate_program, estimate_table, progress="estimating")
-def estimate(call: Call, *, out: _Rows = None) -> None:
+def estimate(call: Call, *, out: _Rows = None, model_explorer: _ModelExplorer = None) -> None:
     """Estimate the time of each operation class of a step, or of each operation of a table, on a device."""
     columns = call.columns()
     if call["path"] is not None:
@@ -41,6 +51,8 @@ def estimate(call: Call, *, out: _Rows = None) -> None:
             if call.texts[name]:
                 flag = call.options[name].flag
                 raise UsageError(f"{flag} and --table exclude each other", hint="give one of them")
+        if model_explorer:
+            raise UsageError("--model-explorer requires a program (SRC)", hint="leave out --table")
         _estimate_table(call, out)
     elif call["source"] is None:
         raise UsageError("SRC or --table is required", hint="name a workload (SRC) or a table (--table FILE)")
@@ -49,7 +61,7 @@ def estimate(call: Call, *, out: _Rows = None) -> None:
 
         print_columns(call, columns)
     else:
-        _estimate_program(call, out)
+        _estimate_program(call, out, model_explorer)
 
 
 def _estimate_table(call: Call, out: Path | None) -> None:
@@ -98,14 +110,20 @@ def _estimate_table(call: Call, out: Path | None) -> None:
     emit(table_from_rows(header, lines).to_text())
 
 
-def _estimate_program(call: Call, out: Path | None) -> None:
+def _estimate_program(call: Call, out: Path | None, model_explorer: Path | None) -> None:
     """Estimate the operations of a workload, write the documents and print the totals by class."""
     from hespas import api
 
+    if model_explorer and call["dims"]:
+        raise UsageError(
+            "--model-explorer shows the program as it is written, without --dim",
+            hint="estimate the program with its dimensions (hespas-convert SRC BOUND.mlir --dim ...)",
+        )
     done = call.run(api.estimate)
     step = api.simulated_step(done)
     if out:
         api.write_estimates_csv(done, out, overwrite=call.overwrite)
+    node_data = model_explorer and api.write_node_data(done, model_explorer, overwrite=call.overwrite)
     if call.json_file:
         call.write_json(api.estimate_document(done, step))
     report_diagnostics(call.diagnostics, call["source"])
@@ -155,6 +173,17 @@ def _estimate_program(call: Call, out: Path | None) -> None:
                 figures.append(f"{energy_text(energy.at_tdp_j)} at {energy.tdp_w:g} W")
             if figures:
                 emit(f"energy: {', '.join(figures)}")
+    if node_data:
+        others = (
+            (node_data.fused, "fused into these"),
+            (node_data.free, "without cost (views, constants, branches not taken)"),
+            (node_data.unknown, "with an unknown time"),
+        )
+        place = "node data" if str(model_explorer) == "-" else model_explorer
+        emit(
+            f"{place}: {node_data.timed:,} of {counted(node_data.operations, 'operation')} with a time"
+            + "".join(f", {count:,} {text}" for count, text in others if count)
+        )
 
 
 def _at_least(total_ns: float, unknown: float) -> str:

@@ -60,7 +60,7 @@ OF_ALL_COMMANDS = frozenset(
     }
 )
 OF_THE_COMMAND: Mapping[str, frozenset[str]] = {
-    "hespas estimate": frozenset({"--out"}),  # methods and functions that write a result
+    "hespas estimate": frozenset({"--out", "--model-explorer"}),  # functions that write a result
     "hespas serve": frozenset({"--out"}),
     "hespas analyze": frozenset({"--report", "--top"}),
     "hespas view": frozenset({"--top", "--class"}),

@@ -10,6 +10,7 @@ from hespas.converters.format import ReadOptions
 from hespas.converters.stablehlo import ATTACHMENT
 from hespas.converters.stablehlo.dimensions import with_dims
 from hespas.converters.stablehlo.mlir import load_bindings
+from hespas.converters.stablehlo.op_numbers import FUNCTIONS, number_operations
 from hespas.converters.stablehlo.program import ProgramForm, parse_program
 from hespas.converters.stablehlo.program_graph import parsing, read_parsed
 from hespas.files.sandbox import parser_memory, parser_time
@@ -36,6 +37,7 @@ def read_in_child(data: bytes, parser_bytes: int, settings_text: str) -> bytes:
     )
     diagnostics = Diagnostics(settings["keep"])
     source = data
+    functions: list[str] = []
     try:
         bindings = load_bindings()
         with parsing(data, ""), parser_memory(parser_bytes), parser_time(len(data)):
@@ -44,6 +46,9 @@ def read_in_child(data: bytes, parser_bytes: int, settings_text: str) -> bytes:
                 module = with_dims(parsed.module, settings["dims"], bindings)
                 parsed = parsed._replace(module=module, form=ProgramForm.BYTECODE)
                 source = bindings.bytecode(module)
+            if settings["numbers_operations"]:
+                functions = number_operations(parsed.module, bindings)
+                parsed = parsed._replace(has_locations=True)
         workload = read_parsed(
             source,
             parsed,
@@ -67,6 +72,10 @@ def read_in_child(data: bytes, parser_bytes: int, settings_text: str) -> bytes:
         }
         return _answer(diagnostics, refusal)
     (graph,) = workload.classes
+    if settings["numbers_operations"]:
+        metadata = {**workload.metadata, FUNCTIONS: json.dumps(functions)}
+        workload = replace(workload, classes=(replace(graph, attachments={}),), metadata=metadata)
+        return _answer(diagnostics, None, attaches_input=False) + pack(workload)
     attaches_input = graph.attachments.get(ATTACHMENT) is data
     if attaches_input:
         attachments = {name: content for name, content in graph.attachments.items() if name != ATTACHMENT}

@@ -151,6 +151,9 @@ class MlirOperation(MlirView, Protocol):
     @property
     def location(self) -> MlirLocation: ...
 
+    @location.setter
+    def location(self, location: MlirLocation, /) -> None: ...
+
     @property
     def block(self) -> MlirBlock: ...
 

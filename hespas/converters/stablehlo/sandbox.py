@@ -28,8 +28,16 @@ _CHILD = "hespas.converters.stablehlo.child:read_in_child"
 _REFUSALS = {kind.__name__: kind for kind in (FormatError, UnsupportedError, UsageError)}
 
 
-def read_in_sandbox(data: bytes, path: str, options: ReadOptions, diagnostics: Diagnostics) -> Workload:
-    """Read a program in a child process. Its diagnostics are added to ``diagnostics``.
+def read_in_sandbox(
+    data: bytes,
+    path: str,
+    options: ReadOptions,
+    diagnostics: Diagnostics,
+    *,
+    numbers_operations: bool = False,
+) -> Workload:
+    """Read a program in a child process. Its diagnostics are added to ``diagnostics``. If
+    ``numbers_operations`` is True, the positions of operations replace their names (:mod:`.op_numbers`).
 
     Raises the errors of the reader. Raises ``FormatError`` if the child crashes, hangs or needs too much
     memory, ``UnsupportedError`` if it does not start, ``MissingExtraError`` if a binding of jaxlib is absent.
@@ -41,6 +49,7 @@ def read_in_sandbox(data: bytes, path: str, options: ReadOptions, diagnostics: D
         "num_replicas": options.num_replicas,
         "locations": options.locations,
         "dims": dict(options.dims),
+        "numbers_operations": numbers_operations,
     }
     try:
         reply = run_sandboxed(_CHILD, data, "jaxlib's parser", json.dumps(settings))

@@ -244,11 +244,8 @@ class FuseElementwise:
 
     max_nodes: int = 64
 
-    def __call__(self, graph: OpGraph, diagnostics: Diagnostics) -> OpGraph:
-        """Return the graph with chains merged; FLOPs and communication are conserved, traffic inside chains
-        is removed.
-        """
-        # The owner of a node is the root of its group: the node itself, or the root of a consumer.
+    def owners(self, graph: OpGraph) -> IntArray:
+        """Return the root of each node's group: the node itself, or the root of a consumer."""
         roles = _FusionRoles.of(graph)
         joins = (None, roles.loop.tolist(), roles.view.tolist(), roles.product.tolist())
         takes: list[int] = roles.takes.tolist()
@@ -275,7 +272,13 @@ class FuseElementwise:
                 size[root] += 1
                 if takes[root] == _Absorbs.PRODUCT:
                     takes[root] = int(_Absorbs.VIEWS)
-        owners = np.array(owner, np.int64)
+        return np.array(owner, np.int64)
+
+    def __call__(self, graph: OpGraph, diagnostics: Diagnostics) -> OpGraph:
+        """Return the graph with chains merged; FLOPs and communication are conserved, traffic inside chains
+        is removed.
+        """
+        owners = self.owners(graph)
         graph = _computed_by_users(graph, owners)
         roots = np.flatnonzero(owners == np.arange(len(graph)))
         if len(roots) == len(graph):
