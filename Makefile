@@ -83,12 +83,13 @@ mutation: $(VENV)/.installed-dev
 test-capture: $(CAPTURE)/.installed
 	$(CAPTURE)/bin/python -m pytest -n $(JOBS) tests/captures tests/cli/test_capture_command.py
 
-# uv resolves the floors of direct dependencies, which pip cannot.
+# uv resolves the floors of direct dependencies, which pip cannot. The lowest versions are those with wheels for the
+# Python in use: pyarrow 17 and SciPy 1.14.0 have none for Python 3.13.
 test-lowest test-newest:
 	$(PYTHON) -m venv --clear $(TARGET)
 	$(TARGET)/bin/python -m pip install --quiet --upgrade pip uv
 	VIRTUAL_ENV=$(TARGET) $(TARGET)/bin/uv pip install --quiet --resolution $(RESOLUTION) \
-		--editable '.[stablehlo]' --group dev
+		--only-binary :all: --no-binary hespas --editable '.[stablehlo]' --group dev
 	$(TARGET)/bin/python -m pytest -n $(JOBS) --dist loadfile --sample $(SAMPLE_S)
 
 test-lowest: TARGET := $(LOWEST)

@@ -73,7 +73,8 @@ def _server() -> socket.socket:
     """Where orders go; the process of this process that takes them."""
     here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     command = [sys.executable, "-P", "-c", _SERVER, str(there.fileno())]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    # Standard output is buffered, as users have it: an empty text counts as unset.
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": ""}
     server = subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,

@@ -19,6 +19,7 @@ from hespas.cli.terminal import (
     ClosedOutput,
     discard_output,
     emit,
+    flush_output,
     open_closed_descriptors,
     print_message,
 )
@@ -189,6 +190,7 @@ def _print_version(show: bool) -> None:
 
         try:
             emit(f"hespas {__version__}")
+            flush_output()
         except OutputError as error:  # without the session of a command, whose import takes longer than this
             print_message(f"error: {error}".split("\n"))
             raise typer.Exit(exit_code(error)) from error

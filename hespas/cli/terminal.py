@@ -202,9 +202,12 @@ def flush_output() -> None:
 
 
 def discard_output(stream: TextIO | io.TextIOBase) -> None:
-    """Connect a stream that cannot be written to the null device, so that Python does not retry at exit."""
+    """Connect a stream that cannot be written to the null device. Its buffer is written there too, because
+    Python writes it at exit.
+    """
     try:
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+        stream.flush()
     except OSError:  # a stream of a test has no file descriptor
         return
 

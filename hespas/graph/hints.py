@@ -92,7 +92,7 @@ def is_option_class(kind: type) -> bool:
         members = [member for hint in _hints_of(kind).values() for member in members_of(hint)]
     except NameError:
         return False
-    return not any(get_origin(member) is np.ndarray for member in members)
+    return not any(_origin_of(member) is np.ndarray for member in members)
 
 
 def check_fields(settings: object) -> None:
@@ -151,6 +151,12 @@ def _beyond_in_mapping(name: str, value: object, hint: object) -> Iterator[tuple
             yield from _beyond(f"{name}[{key!r}]", entry, hint)
 
 
+def _origin_of(hint: object) -> Any:
+    """Return the origin of a hint, ``np.ndarray`` for ``NDArray``, which is a type alias since NumPy 2.5."""
+    origin: object = get_origin(hint)
+    return get_origin(getattr(origin, "__value__", None)) or origin
+
+
 @cache
 def _hints_of(kind: Hashable) -> Mapping[str, object]:
     return get_type_hints(kind, include_extras=True)
@@ -158,7 +164,7 @@ def _hints_of(kind: Hashable) -> Mapping[str, object]:
 
 def _fits(value: object, hint: object) -> bool:
     """Return False if a hint certainly does not allow a value."""
-    origin, members = get_origin(hint), get_args(hint)
+    origin, members = _origin_of(hint), get_args(hint)
     if origin is Annotated:
         return _fits(value, members[0])
     if origin in {typing.Union, UnionType}:

@@ -31,11 +31,13 @@ class Browser:
         self.origins: list[str | None] = []
         self.other = 0
         self.loads = True
+        self.loader = threading.Thread()
 
     def open(self, address: str) -> bool:
         self.addresses.append(address)
         if self.loads and address.startswith(browser.UI):
-            threading.Thread(target=self.load, args=[address.partition("?url=")[2]]).start()
+            self.loader = threading.Thread(target=self.load, args=[address.partition("?url=")[2]])
+            self.loader.start()
         return True
 
     def load(self, address: str) -> None:
@@ -66,6 +68,7 @@ def test_a_timeline_is_loaded_by_the_perfetto_ui(opened: Browser, tmp_path: Path
     assert done.exit_code == 0, done.output
     # The Perfetto UI decodes the address, so its path has no encoded characters.
     assert opened.addresses[0].endswith(f":{browser.PORT}/my__1_step__20.json")
+    opened.loader.join()  # the server ends when all is sent, maybe before it is read
     assert opened.loaded == [trace.read_bytes()]
     assert opened.origins == ["https://ui.perfetto.dev"]
     assert opened.other == 404
@@ -84,6 +87,7 @@ def test_a_load_that_is_cancelled(opened: Browser, tmp_path: Path, capfd: pytest
 
     opened.load = cancel_then_load  # type: ignore[method-assign]
     browser.open_timeline(trace)
+    opened.loader.join()
     assert [len(content) for content in opened.loaded] == [64 << 20]
     assert capfd.readouterr().err == ""
 

@@ -7,7 +7,7 @@ import math
 import sqlite3
 from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
-from typing import Protocol, Self, cast
+from typing import Any, Protocol, Self, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -305,7 +305,7 @@ def _shown(name: str, array: NDArray[np.generic]) -> Group:
 
 def encode_arrays(tree: Group) -> bytes:
     """The arrays that NumPy can make of the parts of a tree."""
-    arrays: dict[str, NDArray[np.generic]] = {}
+    arrays: dict[str, Any] = {}
     for part in tree.parts:
         name, kind, shape, cells = ([*_parts(part), None, None, None, None])[:4]
         array = _numbers(
@@ -315,7 +315,7 @@ def encode_arrays(tree: Group) -> bytes:
         fitting = array.reshape(sizes) if math.prod(sizes) == array.size else array
         arrays[_name(name).replace("/", "_") or "x"] = fitting
     out = io.BytesIO()
-    np.savez_compressed(out, allow_pickle=False, **arrays)
+    np.savez_compressed(out, **arrays)
     return out.getvalue()
 
 

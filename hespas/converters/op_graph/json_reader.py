@@ -35,6 +35,8 @@ __all__ = ["read_json"]
 _HINT = "compare the document with hespas/schemas/op_graph.schema.json"
 _TRUNCATED = "Input data was truncated"
 """Message of msgspec, which has no position."""
+_NOT_UTF8 = "Invalid UTF-8"
+"""Start of the message of msgspec 0.23, which does not raise ``UnicodeDecodeError``."""
 _PROGRESS_NODES = 1 << 14
 _NODE = msgspec.json.Decoder(NodeEntry)
 _OUTLINE = msgspec.json.Decoder(DocumentOutline)
@@ -180,6 +182,11 @@ class _JsonGraphReader:
             return FormatError(
                 "the document is nested too deeply", path=self._path, position=position, hint=_HINT
             )
+        if str(error).startswith(_NOT_UTF8):
+            try:
+                bytes(text).decode()
+            except UnicodeDecodeError as invalid:
+                error = invalid
         if isinstance(error, UnicodeDecodeError):
             byte = max(self._data.find(error.object, start), 0) + error.start
             return FormatError(

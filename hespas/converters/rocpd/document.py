@@ -242,8 +242,11 @@ def _decode(decoder: msgspec.json.Decoder[_T], text: bytes) -> _T:
     """Decode a text; invalid UTF-8 is replaced."""
     try:
         return decoder.decode(text)
-    except UnicodeDecodeError:
-        return decoder.decode(text.decode("utf-8", "replace").encode())
+    except (msgspec.DecodeError, UnicodeDecodeError):  # msgspec 0.23 raises its own error for invalid UTF-8
+        replaced = text.decode("utf-8", "replace").encode()
+        if replaced == text:
+            raise
+        return decoder.decode(replaced)
 
 
 @dataclass(slots=True)

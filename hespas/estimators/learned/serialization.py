@@ -18,7 +18,7 @@ from importlib.resources import files
 from io import BytesIO
 from math import inf, isfinite, prod
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -500,13 +500,13 @@ def save_model(model: LearnedModel, folder: Path) -> None:
 
 def model_bytes(model: LearnedModel) -> tuple[bytes, bytes]:
     """Return the contents of the two files of a model: card and trees."""
-    arrays: dict[str, NDArray[np.generic]] = {"octaves": model.octaves}
+    arrays: dict[str, Any] = {"octaves": model.octaves}
     for name in FORESTS:
         forest = model.forests.get(name)
         for field in () if forest is None else fields(forest):
             arrays[f"{name}.{field.name}"] = np.asarray(getattr(forest, field.name))
     file = BytesIO()
-    np.savez_compressed(file, allow_pickle=False, **arrays)  # pyright: ignore[reportArgumentType]
+    np.savez_compressed(file, **arrays)  # allow_pickle needs NumPy 2.2; 2.1 stores it as an array
     return msgspec.json.format(msgspec.json.encode(model.card), indent=1) + b"\n", file.getvalue()
 
 

@@ -8,6 +8,7 @@ import shutil
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -71,9 +72,10 @@ def _stated_too_large(data: bytes) -> bytes:
 
 def _vast_leaves(data: bytes) -> bytes:
     with np.load(io.BytesIO(data)) as arrays:
-        changed = {name: arrays[name] for name in arrays.files} | {"main.scale": np.float64(1e300)}
+        changed: dict[str, Any] = {name: arrays[name] for name in arrays.files}
+    changed["main.scale"] = np.float64(1e300)
     result = io.BytesIO()
-    np.savez(result, allow_pickle=False, **changed)
+    np.savez(result, **changed)
     return result.getvalue()
 
 
