@@ -27,6 +27,12 @@ COMMANDS = {
         "Verify a captured program against a trace of its run: operations, order, collectives and bytes.",
         epilog="Exit codes: 0 capture and run agree, 1 they differ, 2 wrong usage, 3 malformed input.",
     ),
+    "conform": CommandSource(
+        "hespas.cli.conform",
+        "conform",
+        "Test a tool with 200 sets of execution traces whose results are known; name each case that fails.",
+        epilog="Exit codes: 0 all cases passed, 1 some failed, 2 wrong usage, 3 malformed kit.",
+    ),
     "accuracy": CommandSource(
         "hespas.cli.accuracy",
         "accuracy",
