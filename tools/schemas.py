@@ -36,6 +36,8 @@ from hespas.validators.calibration.calibrate import CalibrationDocument
 from hespas.validators.calibration.suggest import SuggestionDocument
 from hespas.validators.capture.result import CaptureCheckDocument
 from hespas.validators.checker.job import CheckDocument
+from hespas.validators.conformance.kit import Manifest
+from hespas.validators.conformance.run import ConformanceDocument
 from hespas.validators.roundtrip.matrix import RoundTripDocument
 from tools.documents import document_command
 
@@ -52,6 +54,8 @@ DOCUMENTS: Mapping[str, type[msgspec.Struct]] = {
     "capture_profile": ProfiledProgramDocument,
     "check": CheckDocument,
     "compare": ComparisonDocument,
+    "conform": ConformanceDocument,
+    "conformance": Manifest,
     "convert": ConversionDocument,
     "devices": DevicesDocument,
     "estimate": EstimateDocument,

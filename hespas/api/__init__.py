@@ -20,6 +20,7 @@ __all__ = [
     "CheckReport",
     "ClassTotals",
     "ComparisonReport",
+    "ConformanceReport",
     "Conversion",
     "ConversionAccount",
     "EstimatorShare",
@@ -62,6 +63,7 @@ __all__ = [
     "collective_benchmark",
     "compare",
     "compare_runs",
+    "conform",
     "conversion_document",
     "convert",
     "devices_document",
@@ -142,6 +144,10 @@ if TYPE_CHECKING:
     from hespas.api.comparison import (
         ComparisonReport,
         compare,
+    )
+    from hespas.api.conformance import (
+        ConformanceReport,
+        conform,
     )
     from hespas.api.conversion import (
         Conversion,
@@ -301,6 +307,10 @@ _find = lazy_names(
     comparison=(
         "ComparisonReport",
         "compare",
+    ),
+    conformance=(
+        "ConformanceReport",
+        "conform",
     ),
     conversion=(
         "Conversion",

@@ -32,6 +32,12 @@ COMMANDS = {
         "privacy",
         "Attack obfuscated workloads with 20 public models, and compare their simulated times.",
     ),
+    "conform": CommandSource(
+        "hespas.cli.conform",
+        "conform",
+        "Test a tool with 200 sets of execution traces whose results are known; name each case that fails.",
+        epilog="Exit codes: 0 all cases passed, 1 some failed, 2 wrong usage, 3 malformed kit.",
+    ),
     "accuracy": CommandSource(
         "hespas.cli.accuracy",
         "accuracy",

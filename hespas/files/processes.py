@@ -100,10 +100,17 @@ if sys.platform == "linux":
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)
 if os.getppid() != int(sys.argv[1]):
     os._exit(1)
+if memory_bytes := int(sys.argv[2]):
+    import resource
+    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+    if hard == resource.RLIM_INFINITY or memory_bytes < hard:
+        resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 try:
-    os.execvp(sys.argv[2], sys.argv[2:])
+    os.execvp(sys.argv[3], sys.argv[3:])
 except OSError as error:
-    sys.exit(f"{sys.argv[2]} does not start: {error.strerror}")
+    sys.stderr.write(f"{sys.argv[3]} does not start: {error.strerror}\\n")
+    sys.exit(127)
 """
 
 
@@ -167,12 +174,13 @@ def isolated_script(script: str, *arguments: str, python: str = "") -> list[str]
     return [_executable(), "-I", "-c", prelude + script, *arguments]
 
 
-def tied_to_parent(command: Sequence[str]) -> list[str]:
+def tied_to_parent(command: Sequence[str], memory_bytes: int = 0) -> list[str]:
     """Return a command that runs ``command``, and that the system kills when this process ends (Linux).
 
-    The command ends with status 127 if its program does not exist.
+    With ``memory_bytes``, the system limits the address space to that, and writes no core file. The command
+    ends with status 127 if its program does not exist.
     """
-    return [_executable(), "-I", "-S", "-c", _TIED, str(os.getpid()), *command]
+    return [_executable(), "-I", "-S", "-c", _TIED, str(os.getpid()), str(memory_bytes), *command]
 
 
 def clean_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:

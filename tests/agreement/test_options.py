@@ -37,6 +37,7 @@ FUNCTIONS: Mapping[str, tuple[Callable[..., object], ...]] = {
     "hespas-validate roundtrip": (api.roundtrip,),
     "hespas-validate capture": (api.validate_capture,),
     "hespas-validate privacy": (api.privacy,),
+    "hespas-validate conform": (api.conform,),
     "hespas-validate accuracy": (api.accuracy,),
     "hespas-validate calibrate": (api.calibrate, api.suggest_shapes),
     "hespas-validate compare": (api.compare,),

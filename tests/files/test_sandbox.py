@@ -201,6 +201,20 @@ def test_other_programs_end_with_their_parent_too() -> None:
     assert done.stdout == "said\n"
 
 
+def test_other_programs_have_a_memory_limit_and_a_status_if_they_do_not_start(tmp_path: Path) -> None:
+    allocate = [sys.executable, "-c", "bytearray(1 << 30)"]
+    for memory_bytes, status in ((0, 0), (1 << 29, 1)):
+        done = subprocess.run(
+            processes.tied_to_parent(allocate, memory_bytes), capture_output=True, text=True, check=False
+        )
+        assert done.returncode == status
+        assert ("MemoryError" in done.stderr) == bool(status)
+    command = processes.tied_to_parent([str(tmp_path / "missing")])
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 127
+    assert done.stderr.endswith("missing does not start: No such file or directory\n")
+
+
 _IMPORTS = "from hespas.files import processes; print(*processes._import_path(), sep=chr(10))"
 
 

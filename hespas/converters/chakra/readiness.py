@@ -195,9 +195,10 @@ def states_lists(facts: AttributeFacts, lists: TensorLists, nodes: Longs) -> NDA
     return np.concatenate(matching)
 
 
-def list_faults(graph: OpGraph) -> Iterator[tuple[Bools, str]]:
+def list_faults(graph: OpGraph) -> Iterator[tuple[Bools, str, bool]]:
     """Yield masks of nodes whose tensor lists (attributes ``inputs`` and ``outputs``) make the memory tracker
-    of ASTRA-sim fail, each with the reason. Only traces of other tools have such nodes.
+    of ASTRA-sim fail, each with the reason, and True if it ends the simulation. Only traces of other tools
+    have such nodes.
     """
     if not is_as_stated(graph):
         return
@@ -206,7 +207,7 @@ def list_faults(graph: OpGraph) -> Iterator[tuple[Bools, str]]:
     for name, lists in texts_by_name.items():
         absent = works.copy()
         absent[list(lists)] = False
-        yield absent, f"no list {name!r}: the memory tracker throws an exception"
+        yield absent, f"no list {name!r}: the memory tracker throws an exception", True
         malformed = [
             node
             for node, texts in lists.items()
@@ -215,7 +216,7 @@ def list_faults(graph: OpGraph) -> Iterator[tuple[Bools, str]]:
         message = (
             f"its list {name!r} is not a list of (name, size) pairs: the memory tracker throws an exception"
         )
-        yield _marked(graph, malformed), message
+        yield _marked(graph, malformed), message, True
     outputs = texts_by_name["outputs"]
     seen: set[bytes] = set()
     again: list[int] = []
@@ -228,6 +229,7 @@ def list_faults(graph: OpGraph) -> Iterator[tuple[Bools, str]]:
     yield (
         _marked(graph, again),
         "it writes a tensor that was written before: the memory tracker counts only the first write",
+        False,
     )
 
 

@@ -179,6 +179,9 @@ class _AlikeRanks:
             families = {phase.algorithm.family for phase in plan.phases}
             flat = any(phase.algorithm.flat for phase in plan.phases) and len(self.planner.network.npus) > 1
             unlike = "tree" in families or (flat and plan.group is None)
+            # Some ranks of halving-doubling have no partner if their number is not a power of two.
+            halving = (phase.ranks for phase in plan.phases if phase.algorithm.family == "halving")
+            unlike |= any(ranks & (ranks - 1) for ranks in halving)
             if self.is_aware:  # `direct` sends all messages of a rank at once
                 unlike |= "direct" in families
             family = plan.phases[0].algorithm.family if plan.group is not None else ""

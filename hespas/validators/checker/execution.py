@@ -7,7 +7,7 @@ import numpy as np
 from hespas.converters.chakra.checks import Faults
 from hespas.converters.chakra.comm_groups import FILE_NAME, GroupIds, parse_groups
 from hespas.converters.chakra.preserve import simulated_ns
-from hespas.converters.chakra.readiness import raised_counts
+from hespas.converters.chakra.readiness import list_faults, raised_counts
 from hespas.graph import Diagnostics, GroupSet, OpGraph, Workload
 from hespas.graph.errors import UnsupportedError
 from hespas.simulator.astra import AstraOptions, AstraSimulation, StatedCosts, simulate_astra
@@ -21,8 +21,15 @@ def run_traces(workload: Workload, options: AstraOptions, diagnostics: Diagnosti
     """Simulate a workload that was read from Chakra traces in mode ``astra``.
 
     Raises the errors of :func:`hespas.simulator.astra.simulate_astra`, and ``UnsupportedError`` for process
-    groups whose names ASTRA-sim cannot read.
+    groups whose names, or tensor lists, ASTRA-sim cannot read.
     """
+    for graph in workload.classes if options.system.tracks_local_memory else ():
+        for mask, message, is_fatal in list_faults(graph):
+            if is_fatal and mask.any():
+                raise UnsupportedError(
+                    f"node {int(graph.id[int(mask.argmax())])}: {message}", code="ET033",
+                    path=options.system.path, hint="set track-local-mem to 0, or write the lists",
+                )  # fmt: skip
     documents = {graph.attachments.get(FILE_NAME, b"") for graph in workload.classes} - {b""}
     for document in sorted(documents):
         names = parse_groups(document, Faults(FILE_NAME, None, Diagnostics(), lenient=True)).names

@@ -200,3 +200,12 @@ def test_nodes_under_the_metadata_of_another_schema_are_refused(
     nodes = graph_nodes() if version == "0.0.1" else rich_nodes(version)
     with pytest.raises(UnsupportedError, match="ET003"):
         read(tmp_path, _head(label) + encode(version, nodes))
+
+
+@pytest.mark.parametrize("unknown", [b"\x98\x06\x01", b"\x1a\x01x", b"\x20\x07"], ids=["99", "text", "4"])
+def test_unknown_fields_of_the_metadata_are_skipped(tmp_path: Path, unknown: bytes) -> None:
+    today, _ = read(tmp_path, encode("0.0.4", graph_nodes()))
+    frames = encode("0.0.4", graph_nodes())
+    metadata = frames[1 : frames[0] + 1] + unknown
+    changed = bytes((len(metadata),)) + metadata + frames[frames[0] + 1 :]
+    assert differences(read(tmp_path, changed)[0], today) == []

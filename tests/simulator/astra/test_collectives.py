@@ -186,6 +186,15 @@ def test_halving_without_a_power_of_two_deadlocks_but_for_an_all_gather_of_an_ev
         run(collective(CollectiveKind.ALL_REDUCE, MIB, 6), wires, machine)
 
 
+@pytest.mark.parametrize("ranks", [3, 5, 6, 7, 12])
+def test_halving_without_a_power_of_two_deadlocks_if_all_ranks_run_one_program(ranks: int) -> None:
+    """As in runs of ASTRA-sim, which finish no rank of an all-reduce."""
+    steps = Steps(ranks)
+    steps.coll(size=float(MIB))
+    with pytest.raises(CheckFailedError, match=f"{ranks} of {ranks} ranks never finish"):
+        run(Workload.spmd(steps.build(), ranks), network(("Switch", ranks)), system("halvingDoubling"))
+
+
 def test_fewer_algorithms_than_dimensions_leave_the_outer_ones_out() -> None:
     wires, inner = network(("Ring", 2), ("Ring", 4)), network(("Ring", 2))
     done = run(collective(CollectiveKind.ALL_REDUCE, MIB, 8), wires, system("ring"))

@@ -108,6 +108,8 @@ class Signature:
 def first_frame(signature: Signature) -> FirstFrame:
     """Return the type of the message in the first frame: ``GlobalMetadata`` (possibly empty) or ``Node``."""
     wires = {number: wire for number, wire, _ in reversed(signature.fields)}
+    if wires.get(1) == BYTES and wires.get(2, BYTES) == BYTES:  # other fields are unknown, and are skipped
+        return FirstFrame.METADATA
     if wires.get(1) == VARINT or set(wires) - {1, 2}:
         return FirstFrame.NODE if set(wires) - {2} else FirstFrame.UNKNOWN
     return FirstFrame.METADATA if set(wires.values()) <= {BYTES} else FirstFrame.UNKNOWN

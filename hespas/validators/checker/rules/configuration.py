@@ -108,7 +108,7 @@ def memory_lists(job: CheckedJob, report: RuleReport) -> None:
     if not _system(job).tracks_local_memory:
         return
     for index, graph in enumerate(job.classes):
-        for mask, message in list_faults(graph):
+        for mask, message, _ in list_faults(graph):
             report.nodes(index, mask, message)
 
 
