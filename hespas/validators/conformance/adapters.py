@@ -21,7 +21,7 @@ import msgspec
 from hespas.files.processes import clean_environment, isolated_script, run, tied_to_parent
 from hespas.graph.errors import UsageError, clipped
 from hespas.report.texts import counted
-from hespas.validators.conformance.case import GROUP_FILE, PREFIX, Case, Verdict
+from hespas.validators.conformance.case import GROUP_FILE, PREFIX, Case
 from hespas.validators.conformance.own import own_counts, own_findings, own_times
 
 __all__ = ["AdapterName", "ForeignTool", "Problems", "own_problems"]
@@ -195,7 +195,8 @@ class ForeignTool:
         accepts = not any(done.status for done in runs)
         if not problems and case.check != "either" and accepts != (case.check == "accept"):
             statuses = ", ".join(sorted({str(done.status) for done in runs}))
-            problems.append(f"exit code {statuses}, expected {_exit_text(case.check)}")
+            expected = "0" if case.check == "accept" else "another one than 0"
+            problems.append(f"exit code {statuses}, expected {expected}")
         return problems
 
     def _counts(self, folder: Path, scratch: Path, case: Case) -> Problems:
@@ -239,10 +240,6 @@ class ForeignTool:
         if done.status or times.keys() != set(range(case.ranks)):
             return [f"exit code {done.status}, {finished}"]
         return _time_problems(case, [times[rank] for rank in range(case.ranks)])
-
-
-def _exit_text(verdict: Verdict) -> str:
-    return "0" if verdict == "accept" else "another one than 0"
 
 
 def _filled(words: Sequence[str], values: Mapping[str, str], files: Sequence[str]) -> list[str]:

@@ -45,12 +45,6 @@ class Kit(msgspec.Struct, frozen=True):
     cases: tuple[KitCase, ...]
 
 
-def _times() -> dict[str, list[int]]:
-    """Return the finish times of all ranks by case, as ASTRA-sim itself printed them for seed 0."""
-    text = resources.files("hespas.validators.conformance").joinpath(_TIMES).read_text(encoding="utf-8")
-    return msgspec.json.decode(text, type=dict[str, list[int]])
-
-
 def make_kit(seed: int = 0) -> Kit:
     """Make all cases. Equal seeds make equal kits. Another seed makes other random jobs, noise and orders of
     nodes; cases whose time then differs have no ``finish_ns``.
@@ -71,21 +65,22 @@ def make_kit(seed: int = 0) -> Kit:
     job_cases.add_memory(made)
     job_cases.add_algorithms(made)
     job_cases.add_random_jobs(made, random, valid=_RANDOM_JOBS)
-    times = _times()
+    # finish times of all ranks by case, as ASTRA-sim itself printed them for seed 0
+    text = resources.files("hespas.validators.conformance").joinpath(_TIMES).read_text(encoding="utf-8")
+    times = msgspec.json.decode(text, type=dict[str, list[int]])
     cases = tuple(
         KitCase(
-            _with_times(entry.case, times if seed == 0 or entry.case.kind != "random" else {}), entry.files
+            msgspec.structs.replace(entry.case, finish_ns=times[entry.case.name])
+            if entry.case.run == "finish"
+            and entry.case.name in times
+            and (seed == 0 or entry.case.kind != "random")
+            else entry.case,
+            entry.files,
         )
         for entry in made.cases
     )
     manifest = Manifest(kit=KIT_VERSION, seed=seed, cases=[entry.case for entry in cases])
     return Kit(manifest, cases)
-
-
-def _with_times(case: Case, times: dict[str, list[int]]) -> Case:
-    if case.run != "finish" or case.name not in times:
-        return case
-    return msgspec.structs.replace(case, finish_ns=times[case.name])
 
 
 def kit_bytes(kit: Kit) -> bytes:
