@@ -163,7 +163,8 @@ def bundle(
     ]
     rows = [
         BundledTrace(
-            file=_member(number, file),
+            # the number keeps equal names of two folders apart
+            file=f"{number:05d}-{file.name.removesuffix('.gz')}",
             machine=_machine(number, profile),
             events=len(profile) + len(profile.host),
             offset_ns=round((moved[number] - origins[number]) - (moved[0] - origins[0])),
@@ -202,11 +203,6 @@ def _first_ns(profile: Profile) -> float:
     """Return the first time of a profile; the differences of two profiles are those of all their times."""
     times = [column for column in (profile.start_ns, profile.host.start_ns) if len(column)]
     return float(times[0][0]) if times else 0.0
-
-
-def _member(number: int, file: Path) -> str:
-    """Return the name of a trace in the archive. The number keeps equal names of two folders apart."""
-    return f"{number:05d}-{file.name.removesuffix('.gz')}"
 
 
 def _machine(number: int, profile: Profile) -> str:

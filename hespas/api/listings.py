@@ -46,7 +46,13 @@ def list_devices() -> Table:
         ))  # fmt: skip
     header = (
         *columns("text", "device", "vendor"),
-        Column("flops_per_s", "dense bf16/f16", "number", write=_tera_flops, unknown="-"),
+        Column(
+            "flops_per_s",
+            "dense bf16/f16",
+            "number",
+            write=lambda rate: f"{rate / 1e12:,.1f} TFLOP/s",
+            unknown="-",
+        ),
         Column("memory_bytes_per_s", "memory", "number", write=lambda rate: f"{rate / 1e9:,.0f} GB/s"),
         Column("memory_bytes", "capacity", "number", write=lambda size: f"{size / 1e9:,.0f} GB"),
         Column("family", detail=1),
@@ -55,10 +61,6 @@ def list_devices() -> Table:
         Column("aliases", write=_first_aliases),
     )
     return table_from_rows(header, rows)
-
-
-def _tera_flops(rate: float) -> str:
-    return f"{rate / 1e12:,.1f} TFLOP/s"
 
 
 def _first_aliases(aliases: str) -> str:

@@ -124,7 +124,13 @@ def trace(
 
 def attribute(name: str, value: Value) -> bytes:
     """Return an encoded ``AttributeProto`` of the current schema."""
-    kind = value.type if isinstance(value, Typed) else _type_of(name, value)
+    canonical = ATTRIBUTES.get(name)
+    if isinstance(value, Typed):
+        kind = value.type
+    elif canonical is not None:
+        kind = canonical.name.lower()
+    else:
+        kind = "string" if isinstance(value, str) else "int64"
     content = value.value if isinstance(value, Typed) else value
     number = int(AttributeField[kind.upper()])
     if kind.endswith("_list"):
@@ -132,12 +138,6 @@ def attribute(name: str, value: Value) -> bytes:
         parts = b"".join(_scalar(1, kind.removesuffix("_list"), entry) for entry in entries)
         return field_bytes(1, name.encode()) + field_bytes(number, parts)
     return field_bytes(1, name.encode()) + _scalar(number, kind, content)
-
-
-def _type_of(name: str, value: object) -> str:
-    """Return the canonical type of an attribute; for other names int64 or string."""
-    canonical = ATTRIBUTES.get(name)
-    return canonical.name.lower() if canonical else "string" if isinstance(value, str) else "int64"
 
 
 def _scalar(number: int, kind: str, value: object) -> bytes:
