@@ -19,6 +19,7 @@ import sys
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
+from itertools import product
 from pathlib import Path
 from time import process_time
 from typing import Any
@@ -28,7 +29,9 @@ import numpy as np
 from hespas.generators.synth import (
     SynthesisCard,
     Synthesizer,
+    Transformer,
     TypedDag,
+    flatten,
     measure_synthesis,
     structure_key,
 )
@@ -167,14 +170,15 @@ def _rows(
 ) -> Iterator[_Row]:
     yield _Row("real training graphs", split, measure_synthesis(training, training, test))
     yield _Row("real test graphs", split, measure_synthesis(test, training, test))
-    for novelty in options.novelty:
+    for model, novelty in product(options.models, options.novelty):
         start = process_time()
-        model = Synthesizer(training, novelty=novelty)
+        fitted_model = Transformer([flatten(dag) for dag in training]) if model == "transformer" else None
+        synthesizer = Synthesizer(training, novelty=novelty, model=fitted_model)
         fitted = process_time()
-        generated = model.sample(options.count, seed=seed)
+        generated = synthesizer.sample(options.count, seed=seed)
         end = process_time()
         card = measure_synthesis(generated, training, test)
-        yield _Row(f"n-gram, novelty {novelty:g}", split, card, fitted - start, end - fitted)
+        yield _Row(f"{model}, novelty {novelty:g}", split, card, fitted - start, end - fitted)
 
 
 def _table(rows: Sequence[_Row]) -> Iterator[str]:
@@ -205,6 +209,13 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=600, help="graphs per generator. [default: 600]")
     parser.add_argument(
         "--novelty", type=float, nargs="+", default=[1.0], help="novelties to compare. [default: 1]"
+    )
+    parser.add_argument(
+        "--models",
+        nargs="+",
+        choices=["n-gram", "transformer"],
+        default=["n-gram", "transformer"],
+        help="models to compare. [default: both]",
     )
     options = parser.parse_args()
     graphs = read_graphs(options.file)

