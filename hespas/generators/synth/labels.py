@@ -20,7 +20,7 @@ __all__ = ["CostLabels"]
 
 _WIDTHS = (0.4, 0.8)
 _PENALTIES = (0.5, 1.5, 5.0)
-_LINEAR_WEIGHT = 3.0
+_LINEAR_WEIGHT = 10.0
 
 
 class CostLabels:
