@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,6 +18,7 @@ __all__ = ["SynthesisCard", "measure_synthesis"]
 _PENALTY = 10.0
 _NEIGHBOURS = 5
 _NEAR = 0.1
+_BASE, _MODULUS = 1_000_003, (1 << 61) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,24 +157,37 @@ def _longest_run(dags: Sequence[TypedDag], training: Sequence[TypedDag]) -> floa
     the graph.
     """
     ids: dict[Token, int] = {}
-    sequences = [tuple(ids.setdefault(token, len(ids)) for token in flatten(dag)) for dag in training]
-    runs: dict[int, set[tuple[int, ...]]] = {}
+    sequences = [
+        _prefix_hashes([ids.setdefault(token, len(ids)) for token in flatten(dag)]) for dag in training
+    ]
+    runs: dict[int, set[int]] = {}
 
-    def shares_run(row: tuple[int, ...], length: int) -> bool:
+    def shares_run(row: list[int], length: int) -> bool:
         if length not in runs:
-            runs[length] = {windows for sequence in sequences for windows in _windows(sequence, length)}
-        return any(window in runs[length] for window in _windows(row, length))
+            runs[length] = {window for sequence in sequences for window in _window_hashes(sequence, length)}
+        return any(window in runs[length] for window in _window_hashes(row, length))
 
     shares: list[float] = []
     for dag in dags:
-        row = tuple(ids.get(token, -1) for token in flatten(dag))
-        least, most = 0, len(row)
+        row = _prefix_hashes([ids.get(token, -1) for token in flatten(dag)])
+        least, most = 0, len(dag)
         while least < most:
             middle = (least + most + 1) // 2
             least, most = (middle, most) if shares_run(row, middle) else (least, middle - 1)
-        shares.append(least / len(row))
+        shares.append(least / len(dag))
     return float(np.mean(shares)) if shares else np.nan
 
 
-def _windows(row: tuple[int, ...], length: int) -> Iterable[tuple[int, ...]]:
-    return (row[start : start + length] for start in range(len(row) - length + 1))
+def _prefix_hashes(row: Sequence[int]) -> list[int]:
+    """Return the polynomial hashes of all prefixes of a row."""
+    hashes = [0]
+    for value in row:
+        hashes.append((hashes[-1] * _BASE + value + 1) % _MODULUS)
+    return hashes
+
+
+def _window_hashes(prefixes: Sequence[int], length: int) -> Iterator[int]:
+    """Yield the hash of each run of ``length`` values."""
+    power = pow(_BASE, length, _MODULUS)
+    for start in range(len(prefixes) - length):
+        yield (prefixes[start + length] - prefixes[start] * power) % _MODULUS
