@@ -33,6 +33,7 @@ class FrontierNgram:
 
     def __init__(self, sequences: Sequence[Sequence[Token]]) -> None:
         self._sequences = [tuple(tokens) for tokens in sequences]
+        self._longest = max(len(tokens) for tokens in sequences)
         self._ids: dict[Token, int] = {}
         self._positions: dict[_Context, list[_Position]] = defaultdict(list)
         for row, tokens in enumerate(self._sequences):
@@ -51,7 +52,7 @@ class FrontierNgram:
         return [self._draft(random, nodes, deviation) for deviation in deviations]
 
     def _draft(self, random: Random, nodes: int, deviation: float) -> list[Token] | None:
-        scale = _SIZE_TOLERANCE * nodes + 1
+        scale = _SIZE_TOLERANCE * min(nodes, self._longest) + 1
         weights = [exp(-min(abs(len(tokens) - nodes) / scale, 500.0)) for tokens in self._sequences]
         row, index = random.choices(range(len(weights)), weights)[0], 0
         frontier = Frontier()
@@ -88,7 +89,7 @@ class FrontierNgram:
         the wanted size are preferred.
         """
         followed = self._token(current)
-        scale = _SIZE_TOLERANCE * nodes + 1
+        scale = _SIZE_TOLERANCE * min(nodes, self._longest) + 1
         missing = nodes - len(history)
         is_whole = len(frontier) < SIGNATURE_ENTRIES  # equal signatures are equal frontiers
         error = abs(len(self._sequences[current[0]]) - current[1] - missing)

@@ -109,7 +109,8 @@ class Synthesizer:
         self, count: int, *, seed: int = 0, nodes: int | None = None, cost: float | None = None
     ) -> list[TypedDag]:
         """Return ``count`` graphs of about the given size and cost. By default each graph gets the size and
-        cost of a training graph that is drawn at random. Equal arguments return equal graphs.
+        cost of a training graph that is drawn at random. Sizes far beyond the training graphs may be missed.
+        Equal arguments return equal graphs.
         """
         if nodes is not None and nodes < 1:
             raise UsageError(f"nodes is {nodes}: expected 1 or more", hint="set `nodes=40`")
