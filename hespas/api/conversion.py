@@ -78,7 +78,7 @@ from hespas.converters.format import (
 from hespas.files.documents import Count, Figure, document_bytes
 from hespas.files.output import check_destination, write_atomically
 from hespas.files.streams import read_bytes
-from hespas.generators.obfuscate.levels import VisibleFact
+from hespas.generators.obfuscate import VisibleFact
 from hespas.graph import Diagnostics, Profile, Renamed, Workload
 from hespas.graph.deprecation import renamed_arguments
 from hespas.graph.errors import (

@@ -11,7 +11,7 @@ import numpy as np
 
 from hespas.api.lowering import MergedOps
 from hespas.converters import Value
-from hespas.generators.obfuscate.levels import Level, VisibleFact
+from hespas.generators.obfuscate import Level, VisibleFact
 from hespas.graph import Diagnostics, Workload
 from hespas.graph.errors import CheckFailedError, UnsupportedError, UsageError
 from hespas.graph.hints import OUTPUT, Option

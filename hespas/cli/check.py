@@ -1,4 +1,4 @@
-"""``hespas-validate check``, ``roundtrip`` and ``capture``."""
+"""``hespas-validate check``, ``roundtrip``, ``capture``, ``privacy`` and ``conform``."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from hespas.api.attacks import privacy as attack
 from hespas.api.checks import check as check_inputs
 from hespas.api.checks import roundtrip as convert_and_back
 from hespas.api.checks import validate_capture
+from hespas.api.conformance import conform as run_conformance
 from hespas.cli.command import Call, command
 from hespas.cli.terminal import emit, flagged, is_quiet, print_message, report_diagnostics
 from hespas.graph.errors import UsageError
@@ -20,7 +22,7 @@ from hespas.report.texts import bytes_text, count_text, counted
 if TYPE_CHECKING:
     from hespas.validators.capture import CaptureCheck
 
-__all__ = ["capture", "check", "roundtrip"]
+__all__ = ["capture", "check", "conform", "privacy", "roundtrip"]
 
 _MAX_DIFFERENCES = 10
 
@@ -207,3 +209,40 @@ def _list_rules(call: Call) -> None:
         return
     rows = [(rule.code, rule.title) for rule in RULES]
     emit(table_from_rows(columns("text", "code", "rule"), rows).to_text())
+
+
+@command(attack, progress="attacking", has_page=True)
+def privacy(call: Call) -> None:
+    """Attack obfuscated workloads with 20 public models, and compare their simulated times.
+
+    hespas-validate privacy traces/ shared/ --model llama-3-8b
+    """
+    from hespas import api
+
+    done = call.run(api.privacy)
+    call.write_json(done.to_json())
+    call.write_html(done)
+    report_diagnostics(done.diagnostics, done.original)
+    emit(done.table().to_text())
+    emit(done.headline())
+
+
+@command(run_conformance, progress="cases", panels=(OUTPUT, INPUT), has_page=True)
+def conform(call: Call) -> None:
+    """Test a tool with 200 sets of execution traces whose results are known; name each case that fails.
+
+    hespas-validate conform --tool ./AstraSim_Analytical_Congestion_Unaware --adapter astra-sim
+    """
+    from hespas import api
+    from hespas.validators.conformance import failures_table, kinds_table
+
+    report = call.run(api.conform)
+    call.write_json(report.to_json())
+    call.write_html(report)
+    if not is_quiet():
+        emit(kinds_table(report.details).to_text())
+    if report.failures:
+        emit(failures_table(report.details).to_text())
+    emit(report.headline())
+    if not report.valid:
+        raise typer.Exit(1)

@@ -28,12 +28,12 @@ COMMANDS = {
         epilog="Exit codes: 0 capture and run agree, 1 they differ, 2 wrong usage, 3 malformed input.",
     ),
     "privacy": CommandSource(
-        "hespas.cli.privacy",
+        "hespas.cli.check",
         "privacy",
         "Attack obfuscated workloads with 20 public models, and compare their simulated times.",
     ),
     "conform": CommandSource(
-        "hespas.cli.conform",
+        "hespas.cli.check",
         "conform",
         "Test a tool with 200 sets of execution traces whose results are known; name each case that fails.",
         epilog="Exit codes: 0 all cases passed, 1 some failed, 2 wrong usage, 3 malformed kit.",
