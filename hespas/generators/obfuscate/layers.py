@@ -23,6 +23,10 @@ _SPREAD, _SPREAD_OF_SIZES = 0.4, 0.35
 """Half width of the logarithm of the factors by which costs of computation, and sizes of communication,
 change.
 """
+_SPREAD_OF_SUMS = 0.03
+"""Half width of the logarithm of the factors by which the sums of computation, collectives and messages
+change.
+"""
 _FEWEST_KEPT, _MOST_KEPT = 0.35, 0.95
 """Share of the repeats of a layer that are kept; the key chooses it within these limits."""
 
@@ -96,10 +100,10 @@ def change_layers(
 
     First, all computations between two communications get equal costs, if they have durations. Of every run
     of equal layers, a share that the key determines is kept, and the remaining ones take over the costs of
-    the others. Costs of operations then change by factors between 0.7 and 1.5, with equal sums per layer and
-    kind of operation, and per kind of collective. All ranks change alike, so collectives still match. Layers
-    with messages, and with collectives whose ranks run different programs, are not changed. With
-    ``keeps_layers``, no repeat is removed.
+    the others. Costs of operations then change by factors between 0.7 and 1.5; their sums per layer and kind
+    of operation, and per kind of collective, change by at most 3 %. All ranks change alike, so collectives
+    still match. Layers with messages, and with collectives whose ranks run different programs, are not
+    changed. With ``keeps_layers``, no repeat is removed.
     """
     classes = tuple(_levelled(graph, diagnostics) for graph in workload.classes)
     codes = [signatures(graph) for graph in classes]
@@ -255,8 +259,8 @@ def _scaled(graph: OpGraph, factor: FloatArray) -> OpGraph:
 
 
 def _with_moved_costs(workload: Workload, key: Key) -> Workload:
-    """Return a workload in which equal operations get an equal random factor, and sums are kept: per layer of
-    computation in each rank class, and per kind and groups of collectives over all ranks.
+    """Return a workload in which equal operations get an equal random factor, and sums change by at most 3 %:
+    per layer of computation in each rank class, and per kind and groups of collectives over all ranks.
     """
     factors, weights, kinds = list[FloatArray](), list[FloatArray](), list[list[str]]()
     for graph, ranks in zip(workload.classes, workload.class_sizes, strict=True):
@@ -273,7 +277,10 @@ def _with_moved_costs(workload: Workload, key: Key) -> Workload:
         for name, old, new in zip(kind, weight.tolist(), (weight * factor).tolist(), strict=True):
             before[name] = before.get(name, 0.0) + old
             after[name] = after.get(name, 0.0) + new
-    scale = {name: before[name] / after[name] if after[name] else 1.0 for name in before}
+    scale = dict[str, float]()
+    for name, total in before.items():
+        noise = np.exp(_SPREAD_OF_SUMS * (2.0 * key.uniform("sum of " + name.partition(" ")[0]) - 1.0))
+        scale[name] = float(noise) * (total / after[name] if after[name] else 1.0)
     classes = tuple(
         _scaled(graph, factor * np.array([scale[name] for name in kind]))
         for graph, factor, kind in zip(workload.classes, factors, kinds, strict=True)
