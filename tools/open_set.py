@@ -99,7 +99,8 @@ def card(entry: Entry, workload: Workload) -> dict[str, Any]:
     sums = [totals(graph) for graph in workload.classes]
 
     def total(name: str) -> float:
-        return sum(ranks * getattr(one, name) for ranks, one in zip(workload.class_sizes, sums, strict=True))
+        values: list[float] = [getattr(one, name) for one in sums]
+        return sum(ranks * value for ranks, value in zip(workload.class_sizes, values, strict=True))
 
     found = hespas.check(workload, profile="chakra")
     steps: dict[str, float | None] = {}
