@@ -463,7 +463,7 @@ def read_model(path: Path) -> LearnedModel:
     missing = [name for name in ("main", "low", "high") if name not in forests]
     if missing or (card.transfer_columns and "transfer" not in forests):
         raise _damaged(trees, missing[0] if missing else "transfer", "trees are missing")
-    return LearnedModel(card, forests, np.asarray(octaves, np.int8))
+    return LearnedModel(card, forests, np.ascontiguousarray(octaves, np.int8))
 
 
 def _damaged(path: Path, position: str, why: str) -> FormatError:
@@ -481,13 +481,13 @@ def _array(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> NDArray[np.gene
     if version not in ((1, 0), (2, 0)):
         raise ValueError(f"version {version} of an array")
     read = read_array_header_1_0 if version == (1, 0) else read_array_header_2_0
-    shape, fortran, dtype = read(file, max_header_size=_MOST_HEADER)
-    if dtype.hasobject or dtype.kind not in "iuf" or fortran or len(shape) > 2:
+    shape, by_column, dtype = read(file, max_header_size=_MOST_HEADER)
+    if dtype.hasobject or dtype.kind not in "iuf" or len(shape) > 2:
         raise ValueError(f"not a plain array of numbers: {dtype} in {len(shape)} dimensions")
     if prod(shape) * dtype.itemsize != len(content) - file.tell() or min(shape, default=0) < 0:
         raise ValueError(f"the header states {shape} of {dtype}, not {len(content) - file.tell()} bytes")
-    array: NDArray[np.generic] = np.frombuffer(content, dtype, offset=file.tell()).reshape(shape)
-    return array
+    flat: NDArray[np.generic] = np.frombuffer(content, dtype, offset=file.tell())
+    return flat.reshape(shape, order="F" if by_column else "C")
 
 
 def save_model(model: LearnedModel, folder: Path) -> None:
@@ -500,7 +500,8 @@ def save_model(model: LearnedModel, folder: Path) -> None:
 
 def model_bytes(model: LearnedModel) -> tuple[bytes, bytes]:
     """Return the contents of the two files of a model: card and trees."""
-    arrays: dict[str, Any] = {"octaves": model.octaves}
+    # Sorted rows compress to a quarter if each column is stored in one piece.
+    arrays: dict[str, Any] = {"octaves": np.asfortranarray(model.octaves)}
     for name in FORESTS:
         forest = model.forests.get(name)
         for field in () if forest is None else fields(forest):
