@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, is_dataclass, replace
+from math import nan
 from typing import NamedTuple, Protocol, cast, runtime_checkable
 
 import numpy as np
@@ -18,7 +19,7 @@ from hespas.estimators.rates import group_ranks_per_node, message_ranks_per_node
 from hespas.graph import Diagnostics, Estimate, NodeKind, OpClass, OpGraph
 from hespas.graph.columns import BoolArray, FloatArray, IntArray, constant
 from hespas.graph.errors import InvariantError, UnsupportedError, clipped
-from hespas.graph.passes import is_recorded_wait
+from hespas.graph.passes import REGION, is_recorded_wait
 from hespas.hardware import Device, Fit
 from hespas.operations import Operations, between_ranks, operations_of
 
@@ -255,7 +256,7 @@ def estimate_with(
     model: Estimator, graph: OpGraph, device: Device, diagnostics: Diagnostics | None = None
 ) -> Estimate:
     """Return the estimate of ``model`` for each node of ``graph``; host work and delays keep their recorded
-    time.
+    time. Regions that have a duration get no estimate, because they were several kernels.
 
     Raises ``UnsupportedError`` if a model of another package returns a negative or infinite time.
     """
@@ -264,12 +265,16 @@ def estimate_with(
         node = f"node {graph.id[row]} ({graph.op_name(row)})"
         raise _impossible_time(model, estimate.duration_ns[row], node)
     waits = is_recorded_wait(graph)
-    if not waits.any():
+    region = graph.strings.find(REGION)
+    regions = (graph.op_id == region) & (region > 0) & (graph.duration_ns > 0)
+    own = waits | regions
+    if not own.any():
         return estimate
+    recorded = np.where(waits, graph.duration_ns, nan)
     times = (estimate.duration_ns, estimate.low_ns, estimate.high_ns)
-    duration, low, high = (np.where(waits, graph.duration_ns, column) for column in times)
+    duration, low, high = (np.where(own, recorded, column) for column in times)
     estimator, bound = (
-        np.where(waits, -1, column).astype(np.int8) for column in (estimate.estimator, estimate.bound)
+        np.where(own, -1, column).astype(np.int8) for column in (estimate.estimator, estimate.bound)
     )
     return replace(estimate, duration_ns=duration, low_ns=low, high_ns=high, estimator=estimator, bound=bound)
 

@@ -23,7 +23,7 @@ _SPREAD, _SPREAD_OF_SIZES = 0.4, 0.35
 """Half width of the logarithm of the factors by which costs of computation, and sizes of communication,
 change.
 """
-_SPREAD_OF_SUMS = 0.03
+_SPREAD_OF_SUMS = 0.02
 """Half width of the logarithm of the factors by which the sums of computation, collectives and messages
 change.
 """
@@ -101,7 +101,7 @@ def change_layers(
     First, all computations between two communications get equal costs, if they have durations. Of every run
     of equal layers, a share that the key determines is kept, and the remaining ones take over the costs of
     the others. Costs of operations then change by factors between 0.7 and 1.5; their sums per layer and kind
-    of operation, and per kind of collective, change by at most 3 %. All ranks change alike, so collectives
+    of operation, and per kind of collective, change by at most 2 %. All ranks change alike, so collectives
     still match. Layers with messages, and with collectives whose ranks run different programs, are not
     changed. With ``keeps_layers``, no repeat is removed.
     """
@@ -259,7 +259,7 @@ def _scaled(graph: OpGraph, factor: FloatArray) -> OpGraph:
 
 
 def _with_moved_costs(workload: Workload, key: Key) -> Workload:
-    """Return a workload in which equal operations get an equal random factor, and sums change by at most 3 %:
+    """Return a workload in which equal operations get an equal random factor, and sums change by at most 2 %:
     per layer of computation in each rank class, and per kind and groups of collectives over all ranks.
     """
     factors, weights, kinds = list[FloatArray](), list[FloatArray](), list[list[str]]()

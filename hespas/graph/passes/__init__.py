@@ -12,7 +12,7 @@ from typing import Protocol
 from hespas.graph.diagnostics import Diagnostics
 from hespas.graph.opgraph import OpGraph, Totals, is_recorded_wait, known_sum, totals
 from hespas.graph.passes.fuse import FuseElementwise, materialise
-from hespas.graph.passes.merge import GroupRegions, regions_between_communications
+from hespas.graph.passes.merge import REGION, GroupRegions, regions_between_communications
 from hespas.graph.passes.order import all_deps, find_cycle, is_topological, levels, topological_order
 from hespas.graph.passes.precision import InPrecision
 from hespas.graph.passes.rewrite import (
@@ -33,6 +33,7 @@ from hespas.graph.passes.unroll import UnrollLoops
 from hespas.graph.workload import of_own_ranks
 
 __all__ = [
+    "REGION",
     "FoldFree",
     "FuseElementwise",
     "GroupRegions",

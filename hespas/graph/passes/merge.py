@@ -21,7 +21,10 @@ from hespas.graph.opgraph import (
 from hespas.graph.passes.order import all_deps, ready_order, topological_order
 from hespas.graph.passes.rewrite import take_nodes
 
-__all__ = ["GroupRegions", "merge_nodes", "regions_between_communications"]
+__all__ = ["REGION", "GroupRegions", "merge_nodes", "regions_between_communications"]
+
+REGION = "region"
+"""Operation of a node that :class:`GroupRegions` merged: several kernels, which no estimator can time."""
 
 
 _PRODUCT_CLASSES = (int(OpClass.CONTRACTION), int(OpClass.CONVOLUTION), int(OpClass.ATTENTION))
@@ -33,12 +36,12 @@ def merge_nodes(
     """Return a graph with one node per group.
 
     ``group[n]`` is the new number of old node ``n``. ``roots[g]`` is the old node from which group ``g`` has
-    its name, kind and provenance. A group with one matmul has the class and operation of that matmul; other
-    groups are fusions with the operation ``op_name``. FLOPs, transcendentals, durations and contractions are
-    summed. If ``keeps_traffic`` is True, bytes are summed too. Otherwise a tensor that is made and used
-    inside a group moves no bytes, and a tensor that several views of the group show is read once. Results are
-    outputs of members that are used outside, or unused. The rate type is the type of the member with the most
-    work. Groups of one node are unchanged.
+    its name, kind and provenance. Groups are fusions with the operation ``op_name``, except that a group with
+    one matmul has the class and operation of that matmul. FLOPs, transcendentals, durations and contractions
+    are summed. If ``keeps_traffic`` is True, all groups are fusions, and bytes are summed too. Otherwise a
+    tensor that is made and used inside a group moves no bytes, and a tensor that several views of the group
+    show is read once. Results are outputs of members that are used outside, or unused. The rate type is the
+    type of the member with the most work. Groups of one node are unchanged.
     """
     groups = len(roots)
     several = np.bincount(group, minlength=groups) > 1
@@ -60,7 +63,7 @@ def merge_nodes(
     products = np.flatnonzero(np.isin(graph.op_class, _PRODUCT_CLASSES))
     product = np.full(groups, -1, np.int64)
     product[group[products]] = products
-    product[np.bincount(group[products], minlength=groups) > 1] = -1
+    product[(np.bincount(group[products], minlength=groups) > 1) | keeps_traffic] = -1
     op_class = np.where(product < 0, int(OpClass.FUSION), graph.op_class[product])
     op_id = np.where(product < 0, strings.add(op_name), graph.op_id[product])
     # The arithmetic type of the member with the most operations (the last of equals).
@@ -224,7 +227,8 @@ def regions_between_communications(graph: OpGraph) -> IntArray:
         edges = range(bounds[node], bounds[node + 1])
         outside = {values[edge] for edge in edges if not is_inner[edge]}
         first = open_region.get(queue[node], -1)
-        if first >= 0 and outside <= awaited[first]:
+        follows = first >= 0 and any(leader[values[edge]] == first for edge in edges if is_inner[edge])
+        if first >= 0 and (outside == awaited[first] or (follows and outside <= awaited[first])):
             leader[node] = first
         else:
             first = node
@@ -237,9 +241,10 @@ def regions_between_communications(graph: OpGraph) -> IntArray:
 class GroupRegions:
     """Pass that merges device computation between communications into one node, without a change of timing.
 
-    Computations of one queue that follow each other in program order are merged as long as only the first
-    one waits for other work (communication, host work, other queues, loops, operations of unknown cost), and
-    only the last one has other work waiting for it. A device runs the computations of a queue one after the
+    Computations of one queue that follow each other in program order are merged if they wait for the same
+    other work (communication, host work, other queues, loops, operations of unknown cost), or if they use
+    results of the region and wait for nothing that its first one does not wait for. A region ends with the
+    first computation that other work waits for. A device runs the computations of a queue one after the
     other, so communication neither starts later nor ends earlier than before, and ranks cannot wait for each
     other in a circle. Costs and durations are summed. Estimate times before this pass, because the traffic of
     a region is the sum over its operations. The result is in program order as far as dependencies allow.
@@ -267,7 +272,7 @@ class GroupRegions:
             "operations merged into regions between collectives",
             count=len(graph) - len(order),
         )
-        merged = merge_nodes(graph, group, roots, "region", keeps_traffic=True)
+        merged = merge_nodes(graph, group, roots, REGION, keeps_traffic=True)
         rising = bool((merged.id[1:] > merged.id[:-1]).all())
         return merged if rising else replace(merged, id=np.arange(len(merged), dtype=np.uint64))
 
