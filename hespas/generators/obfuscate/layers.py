@@ -19,7 +19,7 @@ _FEWEST_REPEATS = 3
 _LONGEST_PERIOD = 4096
 _CANDIDATES = 24
 """Number of periods that are tried, the most frequent distances between equal nodes first."""
-_SPREAD, _SPREAD_OF_SIZES = 0.4, 0.35
+_SPREAD, _SPREAD_OF_SIZES = 0.4, 0.5
 """Half width of the logarithm of the factors by which costs of computation, and sizes of communication,
 change.
 """

@@ -51,10 +51,10 @@ HELD = (
 """Layouts in which the attacker holds each model."""
 
 UNSEEN = (
-    (Layout(dp=4, tp=2), Training(seq=2048, global_batch=16)),
-    (Layout(dp=4, pp=2), Training(seq=4096, global_batch=16)),
+    (Layout(dp=4, tp=2), Training(seq=3072, global_batch=12)),
+    (Layout(dp=4, pp=2), Training(seq=6144, global_batch=12)),
 )
-"""Layouts of victims, which the attacker does not hold."""
+"""Layouts of victims; the attacker holds neither them nor their numbers of tokens."""
 
 _DEVICE, _ESTIMATOR = "H100-SXM", "roofline"
 _OWN_KEYS = 2
