@@ -298,7 +298,7 @@ def convert(
         progress=progress,
     )
     reading = with_capture(reading, capture)
-    secrecy = Secrecy.of(obfuscate, obfuscate_level, reveal, report=report)
+    secrecy = Secrecy.of(obfuscate, obfuscate_level, reveal, report=report, destination=path)
     if not (capture or rescale or mesh or secrecy):
         copied = _clean_copy(name, path, (source_format, target_format), reading, sink, overwrite=overwrite)
         if copied is not None:

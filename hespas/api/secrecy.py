@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 
+from hespas.api.documents import STANDARD_STREAM
 from hespas.api.lowering import MergedOps
 from hespas.converters import Value
 from hespas.generators.obfuscate.levels import Level, VisibleFact
@@ -82,21 +83,41 @@ class Secrecy:
 
     @classmethod
     def of(
-        cls, obfuscate: str | Path | None, level: Level, reveal: str | Path | None, *, report: bool
+        cls,
+        obfuscate: str | Path | None,
+        level: Level,
+        reveal: str | Path | None,
+        *,
+        report: bool,
+        destination: str = STANDARD_STREAM,
     ) -> Secrecy | None:
-        """Return what the options ask for, None for an ordinary conversion. Writes a missing key file."""
+        """Return what the options request, None for an ordinary conversion. Writes a missing key file, which
+        must not be ``destination`` or in it, because the output replaces its files and is shared.
+        """
         if obfuscate is None and reveal is None and not report and level == "names":
             return None
         from hespas.generators.obfuscate import load_key
 
+        key_file = Path(reveal or "") if obfuscate is None else Path(obfuscate)
+        output = Path(destination)
+        if str(key_file) == STANDARD_STREAM:
+            raise UsageError("a key is not read from standard input", hint="name a file: trace.key")
+        if destination != STANDARD_STREAM and output.resolve() in (
+            key_file.resolve(),
+            *key_file.resolve().parents,
+        ):
+            raise UsageError(
+                f"the key file {str(key_file)!r} is part of the output {destination!r}",
+                hint="store the key elsewhere, because the output is shared",
+            )
         if obfuscate is None:
             if report or level != "names":
                 option = "report" if report else "obfuscate_level"
                 raise UsageError(f"`{option}` requires `obfuscate`", hint="`obfuscate=trace.key`")
-            return cls(load_key(Path(reveal or ""), create=False), None)
+            return cls(load_key(key_file, create=False), None)
         if reveal is not None:
             raise UsageError("`obfuscate` and `reveal` exclude each other", hint="leave one of them out")
-        return cls(load_key(Path(obfuscate), create=True), level, report)
+        return cls(load_key(key_file, create=True), level, report)
 
     def visible(self, value: Value) -> tuple[VisibleFact, ...]:
         """Return what an obfuscated workload shows, if a report was asked for."""

@@ -77,6 +77,11 @@ _CATEGORIES = frozenset({*_EVENT_CLASSES.split(), "XLA Ops"})
 _COLLECTIVES = frozenset(kind.name.replace("_", "").lower() for kind in CollectiveKind) | {
     *("allgatherbase", "alltoallbase", "alltoallv", "collectivepermute", "recv", "reducescatterbase", "send"),
 }
+_COPY = re.compile(
+    r"Mem(?:cpy|set)(?: [HDPA]to[HDPA])?"
+    r"(?: \((?:Array|Device|Host|Managed|Pageable|Pinned|Unified|Unknown|[ >-])*\))?"
+    r"|MEMORY_COPY_(?:HOST|DEVICE)_TO_(?:HOST|DEVICE)|Copy(?:Device|Host)To(?:Device|Host)"
+)
 _LONGEST_VALUE, _FIRST_LETTER, _MICROS_BYTES = 64, 32, 16
 
 
@@ -211,11 +216,15 @@ def _report(diagnostics: Diagnostics, where: str, what: str, count: int) -> None
 
 def _hidden(graph: OpGraph, key: Key, diagnostics: Diagnostics) -> OpGraph:
     texts = _Texts(graph.strings)
+
+    def hidden_name(text: str) -> str:
+        """Return a token, except for copies and fills by the runtime, which simulators recognise by name."""
+        if not is_runtime_copy(text):
+            return key.token(text)
+        return text if _COPY.fullmatch(text) else "Memset" if "memset" in text.lower() else "Memcpy"
+
     columns = {
-        # copies by the runtime, which run without a launch, keep their kind
-        "name_id": texts.column(
-            graph.name_id, lambda text: "Memcpy" if is_runtime_copy(text) else key.token(text)
-        ),
+        "name_id": texts.column(graph.name_id, hidden_name),
         "op_id": texts.column(graph.op_id, lambda text: _operation(text, key)),
         "source_id": texts.column(graph.source_id, key.token),
         "framework_id": texts.column(graph.framework_id, key.token),

@@ -246,6 +246,43 @@ def test_another_key_reveals_nothing(tmp_path: Path) -> None:
         hespas.convert(tmp_path / "shared", tmp_path / "back", reveal=tmp_path / "other.key")
 
 
+def test_copies_of_the_runtime_keep_their_names(tmp_path: Path) -> None:
+    source, key = SAMPLES / "ffn_train_rank0of2.pt.trace.json.gz", tmp_path / "trace.key"
+    hespas.convert(source, tmp_path / "shared.json", target_format="op-graph", obfuscate=key)
+    hespas.convert(tmp_path / "shared.json", tmp_path / "back.json", target_format="op-graph", reveal=key)
+    hespas.convert(source, tmp_path / "plain.json", target_format="op-graph")
+    before, after = (hespas.read(tmp_path / name) for name in ("plain.json", "back.json"))
+    assert isinstance(before, Workload)
+    assert isinstance(after, Workload)
+    for old, new in zip(before.classes, after.classes, strict=True):
+        names = [old.node_name(node) for node in range(len(old))]
+        assert any(name.startswith("Memcpy HtoD") for name in names)
+        assert names == [new.node_name(node) for node in range(len(new))]
+
+
+def test_a_key_is_never_part_of_the_output(tmp_path: Path) -> None:
+    source, key, folder = SAMPLES / "pipeline_2x2", tmp_path / "trace.key", tmp_path / "shared"
+    key.write_text("0123456789abcdef")
+    folder.mkdir()
+    for path, inside in ((key, key), (folder, folder / "trace.key")):
+        with pytest.raises(UsageError, match="is part of the output"):
+            hespas.convert(source, path, target_format="chakra", obfuscate=inside, overwrite=True)
+    with pytest.raises(UsageError, match="standard input"):
+        hespas.convert(source, folder, obfuscate="-")
+    assert key.read_text() == "0123456789abcdef"
+
+
+def test_obfuscating_twice_changes_names_only() -> None:
+    for level in LEVELS[:2]:
+        once = hidden(level, step())
+        twice = hidden(level, once, Key(b"another key of this test"))
+        for old, new in zip(once.classes, twice.classes, strict=True):
+            np.testing.assert_array_equal(old.flops, new.flops)
+            np.testing.assert_array_equal(old.duration_ns, new.duration_ns)
+            np.testing.assert_array_equal(old.types.dims, new.types.dims)
+            np.testing.assert_array_equal(old.collectives.comm_bytes, new.collectives.comm_bytes)
+
+
 def test_profiles_hide_names_only(tmp_path: Path) -> None:
     source, key = SAMPLES / "ffn_train_rank0of2.pt.trace.json.gz", tmp_path / "trace.key"
     hespas.convert(source, tmp_path / "step.chrome.json", obfuscate=key)
