@@ -120,7 +120,7 @@ class Secrecy:
         return cls(load_key(key_file, create=True), level, report)
 
     def visible(self, value: Value) -> tuple[VisibleFact, ...]:
-        """Return what an obfuscated workload shows, if a report was asked for."""
+        """Return what an obfuscated workload shows, if a report was requested."""
         if not self.report or not isinstance(value, Workload):
             return ()
         from hespas.validators.privacy.visible import visible_facts

@@ -193,7 +193,7 @@ def _with_fewer_repeats(graph: OpGraph, codes: IntArray, foreign: set[int], key:
     fixed[graph.p2p.node] = True
     table = graph.collectives
     fixed[table.node[np.isin(table.group_set, list(foreign))]] = True
-    stand_in = np.arange(len(graph))
+    replacement = np.arange(len(graph))
     factor = np.ones(len(graph))
     for run in repeated_runs(codes):
         nodes = run.start + np.arange(run.period * run.repeats)
@@ -203,9 +203,9 @@ def _with_fewer_repeats(graph: OpGraph, codes: IntArray, foreign: set[int], key:
         repeats = max(2, min(round(run.repeats * share), run.repeats - 1))
         last = run.start + (repeats - 1) * run.period
         dropped = nodes[repeats * run.period :]
-        stand_in[dropped] = last + (dropped - run.start) % run.period
+        replacement[dropped] = last + (dropped - run.start) % run.period
         factor[nodes] = run.repeats / repeats
-    keep = stand_in == np.arange(len(graph))
+    keep = replacement == np.arange(len(graph))
     if keep.all():
         return graph
     rows, number = np.flatnonzero(keep), np.cumsum(keep) - 1
@@ -213,8 +213,8 @@ def _with_fewer_repeats(graph: OpGraph, codes: IntArray, foreign: set[int], key:
     position[topological_order(graph)] = np.arange(len(graph))
 
     def renumbered(deps: RaggedArray) -> RaggedArray:
-        """Return the dependencies of kept nodes; those on a dropped node become ones on its stand-in."""
-        consumer, producer = deps.row_ids, stand_in[deps.values]
+        """Return the dependencies of kept nodes; those on a dropped node become ones on its replacement."""
+        consumer, producer = deps.row_ids, replacement[deps.values]
         good = keep[consumer] & (position[producer] < position[consumer])
         pairs = np.stack([number[consumer[good]], number[producer[good]]], axis=1)
         first = np.sort(np.unique(pairs, axis=0, return_index=True)[1])
@@ -317,8 +317,8 @@ def _described(graph: OpGraph) -> tuple[list[str], list[str], FloatArray]:
         is_product.tolist(),
         strict=True,
     )
-    for block, kind, op_class, shape, width, size, flops, moved, talks, product in rows:
-        if talks:
+    for block, kind, op_class, shape, width, size, flops, moved, communicating, product in rows:
+        if communicating:
             texts.append(f"{shape} {width} {size}" if shape >= 0 else f"message {size}")
             kinds.append(f"collective {shape} {width}" if shape >= 0 else "message")
         else:
