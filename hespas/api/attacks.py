@@ -76,7 +76,7 @@ class PrivacyReport(Result):
         return float(np.mean([row.is_linked for row in self.rows]))
 
     def headline(self) -> str:
-        """Return the summary line: accuracy of the attacker, beside chance."""
+        """Return the summary line: accuracy of the attacker, and chance."""
         named = (
             f"the attacker names {self.model} in {self.accuracy:.0%} of {counted(len(self.rows), 'workload')}"
             if self.model

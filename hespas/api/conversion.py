@@ -103,7 +103,7 @@ class Conversion(Result):
     """Result of a conversion. ``value`` is the written workload or profile, ``bytes_written`` the size of all
     its files. ``conservation`` is the conservation account of a workload, ``events`` the account of a
     profile. ``captures`` lists the traces of graph captures that were read too. ``visible`` lists what an
-    obfuscated workload still shows, if a report was asked for.
+    obfuscated workload still shows, if a report was requested.
     """
 
     source: str
@@ -298,7 +298,7 @@ def convert(
         progress=progress,
     )
     reading = with_capture(reading, capture)
-    secrecy = Secrecy.of(obfuscate, obfuscate_level, reveal, report=report)
+    secrecy = Secrecy.of(obfuscate, obfuscate_level, reveal, report=report, destination=path)
     if not (capture or rescale or mesh or secrecy):
         copied = _clean_copy(name, path, (source_format, target_format), reading, sink, overwrite=overwrite)
         if copied is not None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 
+from hespas.api.documents import STANDARD_STREAM
 from hespas.api.lowering import MergedOps
 from hespas.converters import Value
 from hespas.generators.obfuscate import Level, VisibleFact
@@ -30,10 +31,16 @@ __all__ = [
 ]
 
 _MOST_CHANGE = 0.04
-"""Largest change of the simulated step for which layers are removed."""
+"""Largest change of the simulated step by the level ``layers``."""
+_REFERENCE_DEVICE = "H100-SXM"
+_FALLBACKS: tuple[tuple[Level, bool, str], ...] = (
+    ("layers", True, "the number of layers"),
+    ("shapes", False, "the sequence of operations"),
+)
+"""Levels to use if a step changes too much: level, whether all layers stay, and what stays visible."""
 
 ObfuscationKey = Annotated[
-    Path | None,
+    str | Path | None,
     Option(
         "Replace names by tokens of the secret key in KEYFILE, which is made if it does not exist.",
         metavar="KEYFILE",
@@ -56,7 +63,7 @@ ReportsVisible = Annotated[
     ),
 ]
 RevealingKey = Annotated[
-    Path | None,
+    str | Path | None,
     Option(
         "Replace the tokens of an obfuscated SRC by its original names, with the key in this file.",
         metavar="KEYFILE",
@@ -75,23 +82,45 @@ class Secrecy:
     report: bool = False
 
     @classmethod
-    def of(cls, obfuscate: Path | None, level: Level, reveal: Path | None, *, report: bool) -> Secrecy | None:
-        """Return what the options ask for, None for an ordinary conversion. Writes a missing key file."""
+    def of(
+        cls,
+        obfuscate: str | Path | None,
+        level: Level,
+        reveal: str | Path | None,
+        *,
+        report: bool,
+        destination: str = STANDARD_STREAM,
+    ) -> Secrecy | None:
+        """Return what the options request, None for an ordinary conversion. Writes a missing key file, which
+        must not be ``destination`` or in it, because the output replaces its files and is shared.
+        """
         if obfuscate is None and reveal is None and not report and level == "names":
             return None
         from hespas.generators.obfuscate import load_key
 
+        key_file = Path(reveal or "") if obfuscate is None else Path(obfuscate)
+        output = Path(destination)
+        if str(key_file) == STANDARD_STREAM:
+            raise UsageError("a key is not read from standard input", hint="name a file: trace.key")
+        if destination != STANDARD_STREAM and output.resolve() in (
+            key_file.resolve(),
+            *key_file.resolve().parents,
+        ):
+            raise UsageError(
+                f"the key file {str(key_file)!r} is part of the output {destination!r}",
+                hint="store the key elsewhere, because the output is shared",
+            )
         if obfuscate is None:
             if report or level != "names":
                 option = "report" if report else "obfuscate_level"
                 raise UsageError(f"`{option}` requires `obfuscate`", hint="`obfuscate=trace.key`")
-            return cls(load_key(Path(reveal or ""), create=False), None)
+            return cls(load_key(key_file, create=False), None)
         if reveal is not None:
             raise UsageError("`obfuscate` and `reveal` exclude each other", hint="leave one of them out")
-        return cls(load_key(Path(obfuscate), create=True), level, report)
+        return cls(load_key(key_file, create=True), level, report)
 
     def visible(self, value: Value) -> tuple[VisibleFact, ...]:
-        """Return what an obfuscated workload shows, if a report was asked for."""
+        """Return what an obfuscated workload shows, if a report was requested."""
         if not self.report or not isinstance(value, Workload):
             return ()
         from hespas.validators.privacy.visible import visible_facts
@@ -137,31 +166,33 @@ class Secrecy:
         self, original: Workload, hidden: Workload, found: Diagnostics
     ) -> tuple[Workload, Diagnostics]:
         """Return ``hidden`` with its findings if its simulated step is as long as that of ``original``.
-        Otherwise, return the original obfuscated with all its layers, if that is closer: fewer layers have
-        fewer launches, which may limit a step.
+
+        Otherwise, return the original obfuscated with all its layers (fewer layers have fewer launches, which
+        may limit a step), or at level ``shapes``. Steps without durations are simulated on a reference
+        device.
         """
         from hespas.generators.obfuscate import Obfuscate
 
-        before = simulated_ns(original)
-        change = simulated_ns(hidden) / before - 1.0
-        if not abs(change) > _MOST_CHANGE:
+        untimed = all(np.isnan(graph.duration_ns).all() for graph in original.classes)
+        device = _REFERENCE_DEVICE if untimed else None
+        before_ns = simulated_ns(original, device)
+        if not before_ns > 0:
             return hidden, found
-        others = Diagnostics()
-        whole = Obfuscate(key=self.key, level="layers", keeps_layers=True)(original, others)
-        of_whole = simulated_ns(whole) / before - 1.0
-        if abs(of_whole) >= abs(change):
-            message = f"the simulated step changes by {change:+.1%}"
-            found.warning("obfuscate.step", original.name, message)
-            return hidden, found
-        message = "the number of layers stays visible: with fewer layers, the simulated step changes by"
-        others.warning(
-            "obfuscate.kept-layers", original.name, f"{message} {change:+.1%}, not {of_whole:+.1%}"
-        )
-        return whole, others
+        message = ""
+        for level, keeps_layers, visible in _FALLBACKS:
+            change = simulated_ns(hidden, device) / before_ns - 1.0
+            if abs(change) <= _MOST_CHANGE:
+                break
+            found = Diagnostics()
+            message = f"{visible} stays visible: otherwise, the simulated step changes by {change:+.1%}"
+            hidden = Obfuscate(key=self.key, level=level, keeps_layers=keeps_layers)(original, found)
+        if message:
+            found.warning("obfuscate.kept-layers", original.name, message)
+        return hidden, found
 
 
 def simulated_ns(workload: Workload, hardware: str | None = None, progress: Progress | None = None) -> float:
-    """Return the simulated time of a step, NaN if an operation has no duration or ranks never finish."""
+    """Return the simulated time of a step, NaN if no operation has a duration or ranks never finish."""
     from hespas.api.simulation import simulate
 
     durations = np.concatenate([graph.duration_ns for graph in workload.classes])

@@ -45,8 +45,8 @@ class Obfuscate:
     """Pass that hides what identifies a model, up to a level.
 
     ``names`` keeps topology, shapes and costs exactly. ``shapes`` also rounds extents to powers of two and
-    changes each cost by at most 2.5 %. ``layers`` also levels operations between communications, changes the
-    number of repeated layers (unless ``keeps_layers``) and moves costs between operations, with equal sums.
+    changes each cost by at most 3.1 %. ``layers`` also levels operations between communications, changes the
+    number of repeated layers (unless ``keeps_layers``) and moves costs between operations, with nearly equal sums.
     """
 
     key: Key

@@ -78,7 +78,8 @@ def load_key(path: Path, *, create: bool) -> Key:
     """Return the key of a file: its bytes without surrounding white space.
 
     With ``create``, a missing file is written with 32 random bytes in hexadecimal digits, readable only by
-    its owner. Raises ``UsageError`` for a missing file, ``FormatError`` for one that is too short or long.
+    its owner. Raises ``UsageError`` for a missing file, ``FormatError`` for one that is too short or long, or
+    that cannot be read.
     """
     if not path.exists():
         if not create:
@@ -96,9 +97,14 @@ def load_key(path: Path, *, create: bool) -> Key:
         write_atomically(path, fill, overwrite=False, directory=False)
         return made
     if not path.is_file():
-        raise FormatError("a folder is not a key", path=str(path), hint="name a file")
-    with path.open("rb") as file:
-        secret = file.read(_LONGEST_KEY + 1).strip()
+        kind = "a folder" if path.is_dir() else "a device or pipe"
+        raise FormatError(f"{kind} is not a key", path=str(path), hint="name a file")
+    try:
+        with path.open("rb") as file:
+            secret = file.read(_LONGEST_KEY + 1).strip()
+    except OSError as error:
+        message = f"the key cannot be read: {error.strerror}"
+        raise FormatError(message, path=str(path), hint="name a file that you may read") from error
     if not _SHORTEST_KEY <= len(secret) <= _LONGEST_KEY:
         raise FormatError(
             f"the key has {len(secret)} bytes; {_SHORTEST_KEY} to {_LONGEST_KEY} are accepted",

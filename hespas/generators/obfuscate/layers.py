@@ -9,7 +9,7 @@ import numpy as np
 
 from hespas.generators.obfuscate.keys import Key
 from hespas.graph import Diagnostics, NodeKind, OpClass, OpGraph, TensorTypesBuilder, Workload
-from hespas.graph.columns import BoolArray, FloatArray, IntArray, RaggedArray
+from hespas.graph.columns import FloatArray, IntArray, RaggedArray
 from hespas.graph.opgraph import ContractionTable
 from hespas.graph.passes import regions_between_communications, take_nodes, topological_order
 
@@ -173,6 +173,8 @@ _PRODUCTS = (int(OpClass.CONTRACTION), int(OpClass.CONVOLUTION), int(OpClass.ATT
 
 def _shared_group_sets(workload: Workload, alike: list[int]) -> list[set[int]]:
     """Return for each class the group sets in which its ranks meet ranks of classes of another structure."""
+    if len(set(alike)) == 1:
+        return [set() for _ in alike]
     structure = np.array([*alike, -1], np.int64)[workload.rank_class]
     result = list[set[int]]()
     for number, graph in enumerate(workload.classes):
@@ -185,8 +187,7 @@ def _shared_group_sets(workload: Workload, alike: list[int]) -> list[set[int]]:
                 if (structure[members] != alike[number]).any():
                     foreign.add(row)
                     break
-        if len(set(alike)) > 1:
-            foreign.add(-1)  # all ranks
+        foreign.add(-1)  # all ranks
         result.append(foreign)
     return result
 
@@ -196,7 +197,7 @@ def _with_fewer_repeats(graph: OpGraph, codes: IntArray, foreign: set[int], key:
     fixed[graph.p2p.node] = True
     table = graph.collectives
     fixed[table.node[np.isin(table.group_set, list(foreign))]] = True
-    stand_in = np.arange(len(graph))
+    replacement = np.arange(len(graph))
     factor = np.ones(len(graph))
     for run in repeated_runs(codes):
         nodes = run.start + np.arange(run.period * run.repeats)
@@ -206,28 +207,25 @@ def _with_fewer_repeats(graph: OpGraph, codes: IntArray, foreign: set[int], key:
         repeats = max(2, min(round(run.repeats * share), run.repeats - 1))
         last = run.start + (repeats - 1) * run.period
         dropped = nodes[repeats * run.period :]
-        stand_in[dropped] = last + (dropped - run.start) % run.period
+        replacement[dropped] = last + (dropped - run.start) % run.period
         factor[nodes] = run.repeats / repeats
-    keep = stand_in == np.arange(len(graph))
+    keep = replacement == np.arange(len(graph))
     if keep.all():
         return graph
-    return _scaled(_taken(graph, keep, stand_in), factor[keep])
-
-
-def _taken(graph: OpGraph, keep: BoolArray, stand_in: IntArray) -> OpGraph:
-    """Return the kept nodes; dependencies on a dropped node become dependencies on its stand-in."""
     rows, number = np.flatnonzero(keep), np.cumsum(keep) - 1
     position = np.empty(len(graph), np.int64)
     position[topological_order(graph)] = np.arange(len(graph))
 
     def renumbered(deps: RaggedArray) -> RaggedArray:
-        consumer, producer = deps.row_ids, stand_in[deps.values]
+        """Return the dependencies of kept nodes; those on a dropped node become ones on its replacement."""
+        consumer, producer = deps.row_ids, replacement[deps.values]
         good = keep[consumer] & (position[producer] < position[consumer])
         pairs = np.stack([number[consumer[good]], number[producer[good]]], axis=1)
         first = np.sort(np.unique(pairs, axis=0, return_index=True)[1])
         return RaggedArray.from_pairs(pairs[first, 0], pairs[first, 1], len(rows))
 
-    return take_nodes(graph, rows, renumbered(graph.data_deps), renumbered(graph.control_deps))
+    fewer = take_nodes(graph, rows, renumbered(graph.data_deps), renumbered(graph.control_deps))
+    return _scaled(fewer, factor[keep])
 
 
 def _scaled(graph: OpGraph, factor: FloatArray) -> OpGraph:
@@ -326,8 +324,8 @@ def _described(graph: OpGraph) -> tuple[list[str], list[str], FloatArray]:
         is_product.tolist(),
         strict=True,
     )
-    for block, kind, op_class, shape, width, size, flops, moved, talks, product in rows:
-        if talks:
+    for block, kind, op_class, shape, width, size, flops, moved, communicating, product in rows:
+        if communicating:
             texts.append(f"{shape} {width} {size}" if shape >= 0 else f"message {size}")
             kinds.append(f"collective {shape} {width}" if shape >= 0 else "message")
         else:

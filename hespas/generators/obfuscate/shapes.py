@@ -1,9 +1,8 @@
-"""Shapes rounded to powers of two, and costs rounded to a grid of 5 %."""
+"""Shapes rounded to powers of two, and costs rounded to five binary digits."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from math import log
 
 import numpy as np
 
@@ -17,19 +16,20 @@ from hespas.graph import (
 )
 from hespas.graph.columns import FloatArray, IntArray, RaggedArray
 
-__all__ = ["COST_GRID", "round_shapes", "rounded_costs", "rounded_extents"]
+__all__ = ["SIGNIFICANT_BITS", "round_shapes", "rounded_costs", "rounded_extents"]
 
-COST_GRID = 1.05
-"""Ratio of neighbouring costs after rounding: no cost changes by more than 2.5 %."""
+SIGNIFICANT_BITS = 5
+"""Binary digits of a cost after rounding: no cost changes by more than 1/32 (3.1 %)."""
 
 
 def rounded_costs(values: FloatArray) -> FloatArray:
-    """Return costs rounded to powers of :data:`COST_GRID`, as whole numbers; 0, NaN and infinity stay."""
-    positive = np.isfinite(values) & (values > 0)
-    rounded = values.copy()
-    step = log(COST_GRID)
-    rounded[positive] = np.rint(np.exp(np.rint(np.log(values[positive]) / step) * step))
-    return rounded
+    """Return costs rounded to :data:`SIGNIFICANT_BITS` binary digits; 0, NaN and infinity stay.
+
+    Large costs stay divisible by powers of two, as simulators split them into chunks for ranks.
+    """
+    mantissa, exponent = np.frexp(values)
+    scale = float(1 << SIGNIFICANT_BITS)
+    return np.ldexp(np.rint(mantissa * scale) / scale, exponent)
 
 
 def rounded_extents(extents: IntArray) -> IntArray:
@@ -47,24 +47,19 @@ def rounded_extents(extents: IntArray) -> IntArray:
 def round_shapes(workload: Workload) -> Workload:
     """Return a workload with rounded shapes and costs.
 
-    FLOPs, traffic, times, and sizes of collectives and messages change by at most 2.5 % each. The extents of
+    FLOPs, traffic, times, and sizes of collectives and messages change by at most 3.1 % each. The extents of
     matrix products are rounded too, except that their rows (``m``) are chosen so that the work of the product
-    stays within 2.5 %. Numbers of tokens and model FLOPs of the step are dropped. O(nodes + types).
+    stays within 3.1 %. Numbers of tokens and model FLOPs of the step are dropped. O(nodes + types).
     """
     metadata = dict(workload.metadata)
     facts = step_facts(metadata)
     if facts is not None:
         metadata[STEP_FACTS] = replace(facts, tokens=0.0, model_flops=float("nan")).text()
     if PROGRAM_BYTES in metadata:
-        metadata[PROGRAM_BYTES] = ";".join(map(_rounded_numbers, metadata[PROGRAM_BYTES].split(";")))
+        sizes = [np.array(text.split(), np.float64) for text in metadata[PROGRAM_BYTES].split(";")]
+        texts = (" ".join(f"{size:.0f}" for size in rounded_costs(part).tolist()) for part in sizes)
+        metadata[PROGRAM_BYTES] = ";".join(texts)
     return replace(workload, classes=tuple(map(_rounded, workload.classes)), metadata=metadata)
-
-
-def _rounded_numbers(text: str) -> str:
-    numbers = text.split()
-    if not all(number.isdigit() for number in numbers):
-        return text
-    return " ".join(f"{value:.0f}" for value in rounded_costs(np.array(numbers, np.float64)).tolist())
 
 
 def _rounded(graph: OpGraph) -> OpGraph:

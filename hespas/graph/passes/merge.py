@@ -227,8 +227,9 @@ def regions_between_communications(graph: OpGraph) -> IntArray:
         edges = range(bounds[node], bounds[node + 1])
         outside = {values[edge] for edge in edges if not is_inner[edge]}
         first = open_region.get(queue[node], -1)
-        follows = first >= 0 and any(leader[values[edge]] == first for edge in edges if is_inner[edge])
-        if first >= 0 and (outside == awaited[first] or (follows and outside <= awaited[first])):
+        follows = any(is_inner[edge] and leader[values[edge]] == first for edge in edges)
+        # A node that neither follows the region nor waits for the same work may run before the region.
+        if first >= 0 and (outside <= awaited[first] if follows else outside == awaited[first]):
             leader[node] = first
         else:
             first = node
@@ -239,16 +240,17 @@ def regions_between_communications(graph: OpGraph) -> IntArray:
 
 @dataclass(frozen=True, slots=True)
 class GroupRegions:
-    """Pass that merges device computation between communications into one node, without a change of timing.
+    """Pass that merges device computation between communications into one node.
 
-    Computations of one queue that follow each other in program order are merged if they wait for the same
-    other work (communication, host work, other queues, loops, operations of unknown cost), or if they use
-    results of the region and wait for nothing that its first one does not wait for. A region ends with the
-    first computation that other work waits for. A device runs the computations of a queue one after the
-    other, so communication neither starts later nor ends earlier than before, and ranks cannot wait for each
-    other in a circle. Costs and durations are summed. Estimate times before this pass, because the traffic of
-    a region is the sum over its operations. The result is in program order as far as dependencies allow.
-    O(nodes log nodes + edges).
+    Computations of one queue that follow each other in program order are merged if only the first one waits
+    for other work (communication, host work, other queues, loops, operations of unknown cost), and only the
+    last one has other work waiting for it. Each member depends on an earlier one, or waits for the same work
+    as the first one. Communication therefore starts and ends as before on a queue that runs in program order,
+    and ranks cannot wait for each other in a circle. A queue that runs the first ready operation, as the
+    simulator does, may run another operation inside a region; a region is not interrupted, so the time of the
+    step then changes by a few percent. Costs and durations are summed. Estimate times before this pass,
+    because the traffic of a region is the sum over its operations. The result is in program order as far as
+    dependencies allow. O(nodes log nodes + edges).
     """
 
     def __call__(self, graph: OpGraph, diagnostics: Diagnostics) -> OpGraph:

@@ -37,6 +37,13 @@ def visible_facts(workload: Workload) -> tuple[VisibleFact, ...]:
         operations.update(graph.strings[row] for row in np.unique(graph.op_id).tolist())
     readable = {text for text in names | operations if text and not Key.is_token(text)}
     models = [load_model(name) for name in model_names()]
+    estimated_on = workload.metadata.get(ESTIMATED_ON, "")
+    step_texts = {f"estimated on {estimated_on}"} if estimated_on else set[str]()
+    step = step_facts(workload.metadata)
+    if step is not None:
+        stated = {"kind": step.kind, "dtype": step.dtype, "launch": step.launch, "device": step.device}
+        stated |= {"tokens": f"{step.tokens:.0f}" if step.tokens > 0 else ""}
+        step_texts |= {f"{name} {text}" for name, text in stated.items() if text}
     facts = [
         _texts("readable names", readable - operations),
         _texts("readable operations", readable & operations),
@@ -57,7 +64,7 @@ def visible_facts(workload: Workload) -> tuple[VisibleFact, ...]:
         _numbers("sizes of collectives [bytes]", [graph.collectives.comm_bytes for graph in graphs]),
         _numbers("sizes of messages [bytes]", [graph.p2p.comm_bytes for graph in graphs]),
         _numbers("ranks", [np.array([workload.num_ranks])]),
-        _texts("facts of the step", _step_texts(workload)),
+        _texts("facts of the step", step_texts),
     ]
     return tuple(fact for fact in facts if fact.distinct)
 
@@ -76,17 +83,6 @@ def _numbers(fact: str, columns: Sequence[FloatArray | IntArray]) -> VisibleFact
 def _listed(values: list[int] | list[str], count: int = -1) -> str:
     shown = ", ".join(str(value) for value in values[:_EXAMPLES])
     return shown + (", ..." if max(count, len(values)) > _EXAMPLES else "")
-
-
-def _step_texts(workload: Workload) -> set[str]:
-    facts = step_facts(workload.metadata)
-    estimated_on = workload.metadata.get(ESTIMATED_ON, "")
-    texts = {f"estimated on {estimated_on}"} if estimated_on else set[str]()
-    if facts is not None:
-        values = {"kind": facts.kind, "dtype": facts.dtype, "launch": facts.launch, "device": facts.device}
-        values |= {"tokens": f"{facts.tokens:.0f}" if facts.tokens > 0 else ""}
-        texts |= {f"{name} {value}" for name, value in values.items() if value}
-    return texts
 
 
 def _agrees(model: Model, extents: set[int]) -> bool:

@@ -60,3 +60,7 @@ def test_files_that_are_no_keys(tmp_path: Path) -> None:
         load_key(tmp_path, create=True)
     with pytest.raises(UsageError, match="does not exist"):
         load_key(tmp_path / "absent", create=False)
+    with pytest.raises(FormatError, match="a device or pipe is not a key"):
+        load_key(Path("/dev/null"), create=True)
+    with pytest.raises(FormatError, match="cannot be read"):
+        load_key(Path("/proc/self/mem"), create=True)

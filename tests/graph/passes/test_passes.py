@@ -11,6 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+import hespas
+from hespas.estimators import apply_estimate, load_estimator
+from hespas.generators.random_dag import RandomJob
 from hespas.graph import (
     NODE_COLUMNS,
     CollectiveKind,
@@ -36,9 +39,11 @@ from hespas.graph.passes import (
     find_cycle,
     is_topological,
     materialise,
+    regions_between_communications,
     topological_order,
     totals,
 )
+from hespas.hardware import load_device
 
 CLASSES = {
     "reshape": OpClass.FREE,
@@ -134,6 +139,36 @@ def test_grouping_keeps_flops_collectives_and_acyclicity(graph: OpGraph) -> None
     reached, original = _reach(grouped), _reach(graph)
     for name in names:  # a collective still waits for every collective it waited for
         assert original[name] & names <= reached[name]
+
+
+@given(graphs())
+def test_members_of_a_region_follow_it_or_wait_for_the_same_work(graph: OpGraph) -> None:
+    leader = regions_between_communications(graph)
+    deps = all_deps(graph).to_lists()
+    computes = graph.kind == int(NodeKind.COMPUTE)
+    for node in np.flatnonzero(leader != np.arange(len(graph))).tolist():
+        waits, waits_of_first = (
+            {dep for dep in deps[each] if not computes[dep]} for each in (node, int(leader[node]))
+        )
+        assert waits <= waits_of_first
+        assert waits == waits_of_first or any(leader[dep] == leader[node] for dep in deps[node])
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_random_jobs_finish_with_regions(seed: int) -> None:
+    job = RandomJob(ranks=4, nodes=40, seed=seed, classes=2).workload()
+    device, estimator, sink = load_device("H100-SXM"), load_estimator("roofline"), Diagnostics()
+    estimated = replace(
+        job,
+        classes=tuple(
+            apply_estimate(graph, estimator.estimate(graph, device, sink), "warn", sink)
+            for graph in job.classes
+        ),
+    )
+    grouped = replace(job, classes=tuple(GroupRegions()(graph, sink) for graph in estimated.classes))
+    assert sum(map(len, grouped.classes)) < sum(map(len, job.classes))
+    change = hespas.simulate(grouped).step_ns / hespas.simulate(estimated).step_ns
+    assert change == pytest.approx(1.0, abs=0.1)
 
 
 @given(graphs())
