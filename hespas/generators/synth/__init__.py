@@ -1,0 +1,1 @@
+"""Synthesis of graphs and jobs that keep the statistics of their sources."""
