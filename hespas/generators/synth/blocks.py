@@ -26,17 +26,6 @@ def with_repeats(graph: OpGraph, runs: Sequence[Run], repeats: Sequence[int]) ->
     return _Repeats(graph, runs, repeats).changed()
 
 
-def _blocks(old: int, new: int) -> tuple[int, IntArray]:
-    """Return the number of blocks before the change, and the source block of each new block."""
-    if new >= old:
-        head = old // 2 + 1
-        return head, np.concatenate(
-            [np.arange(head), np.full(new - old, head - 1), np.arange(head, old)]
-        ).astype(np.int64)
-    head = max(new // 2, 1)
-    return head, np.concatenate([np.arange(head), np.arange(old - (new - head), old)]).astype(np.int64)
-
-
 class _Repeats:
     """Old and new positions of the nodes of a graph whose runs change."""
 
@@ -57,7 +46,10 @@ class _Repeats:
             self._run[run.start : end] = number
             self._block[run.start : end] = old // run.period
             self._place[run.start : end] = old % run.period
-            head, sources = _blocks(run.repeats, new)
+            # number of blocks before the change
+            head = run.repeats // 2 + 1 if new >= run.repeats else max(new // 2, 1)
+            sources = np.arange(new)
+            sources[head:] = np.maximum(sources[head:] - (new - run.repeats), head - 1)
             self._start[number] = size + len(between)
             self._period[number], self._repeats[number] = run.period, new
             self._added[number], self._head[number] = new - run.repeats, head
@@ -137,6 +129,8 @@ class _Repeats:
         group = np.unique(key, return_inverse=True)[1].reshape(-1)
         own, their = (self._block[nodes].astype(np.float64) for nodes in (consumer, producer))
         count = np.bincount(group)
-        of_group = np.bincount(group, own * their) - np.bincount(group, own) * np.bincount(group, their) / count
+        of_group = (
+            np.bincount(group, own * their) - np.bincount(group, own) * np.bincount(group, their) / count
+        )
         slopes[rows] = np.where(np.abs(of_group) > 1e-6, of_group, 0.0)[group]
         return slopes

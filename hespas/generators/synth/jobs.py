@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import exp, isnan, nan
-from typing import Any
 
 import numpy as np
 
@@ -24,8 +23,7 @@ from hespas.generators.obfuscate.layers import (
 from hespas.generators.obfuscate.names import hide_names
 from hespas.generators.spec import Account
 from hespas.generators.synth.blocks import with_repeats
-from hespas.generators.synth.extents import with_changed_extents
-from hespas.generators.synth.operations import CostSamples, OperationTable
+from hespas.generators.synth.job_costs import CostSamples, OperationTable, with_changed_extents
 from hespas.graph import (
     DONATED_TO,
     IN_PLACE,
@@ -44,7 +42,7 @@ from hespas.graph.columns import FloatArray, IntArray
 from hespas.graph.errors import FormatError
 from hespas.graph.passes import UnrollLoops, find_cycle, runtime_copies, take_nodes, topological_order
 
-__all__ = ["JobSize", "Template", "TemplateJob", "templates_of"]
+__all__ = ["JobSize", "Template", "TemplateJob", "templates_of", "total_flops", "total_payload"]
 
 _SPREAD = 0.05
 """Largest change of the logarithm of the FLOPs and of the traffic of a job, unless they are given."""
@@ -74,9 +72,9 @@ class JobSize:
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Template:
-    """Source of synthetic jobs. Each rank class has its repeated blocks (``runs``) whose number can change
-    and its operations (``tables``). ``layers`` is the number of layers of the model to which each run belongs:
-    runs with equal or neighbouring numbers of repeats change alike.
+    """Source of synthetic jobs. Each rank class has its operations (``tables``) and its repeated blocks
+    (``runs``) whose number can change. ``layers`` is the number of layers of the model to which each run
+    belongs. Runs with equal or neighbouring numbers of repeats change alike.
     """
 
     workload: Workload
@@ -90,7 +88,10 @@ class Template:
         unroll = UnrollLoops(unknown_trips=1)
         own = replace(workload, classes=tuple(unroll(graph, diagnostics) for graph in workload.classes))
         own = hide_names(own, Key(b"hespas template of a job"), Diagnostics())
-        classes = tuple(_plain(graph, original.name) for graph, original in zip(own.classes, workload.classes, strict=True))
+        classes = tuple(
+            _plain(graph, original.name)
+            for graph, original in zip(own.classes, workload.classes, strict=True)
+        )
         own = replace(own, classes=classes)
         codes = [signatures(graph) for graph in classes]
         numbers = dict[bytes, int]()
@@ -100,7 +101,10 @@ class Template:
             tuple(changeable_runs(graph, code, groups))
             for graph, code, groups in zip(classes, codes, foreign, strict=True)
         ]
-        layers = _layers_of(run.repeats for row in runs for run in row)
+        layers, last = dict[int, int](), -1  # number of repeats -> the largest one of its chain of neighbours
+        for number in sorted({run.repeats for row in runs for run in row}, reverse=True):
+            layers[number] = layers[last] if last - number == 1 else number
+            last = number
         tables = (OperationTable.of(*row) for row in zip(classes, codes, runs, strict=True))
         return cls(
             workload=own,
@@ -159,30 +163,34 @@ def templates_of(workloads: Sequence[Workload], diagnostics: Diagnostics) -> tup
     return templates
 
 
-def _layers_of(repeats: Any) -> dict[int, int]:
-    """Return for each number of repeats the largest one of its chain of neighbouring numbers."""
-    layers, last = dict[int, int](), -1
-    for number in sorted(set(repeats), reverse=True):
-        layers[number] = layers[last] if last - number == 1 else number
-        last = number
-    return layers
-
-
 def _plain(graph: OpGraph, name: str) -> OpGraph:
     """Return a graph in topological order, whose texts are names of public operators and numbers."""
     order = topological_order(graph)
     if len(order) < len(graph):
         nodes = ", ".join(map(str, find_cycle(graph)[:8]))
-        raise FormatError(f"the dependencies of nodes {nodes} form a cycle", path=name, hint="hespas-validate check")
+        raise FormatError(
+            f"the dependencies of nodes {nodes} form a cycle", path=name, hint="hespas-validate check"
+        )
     if (order != np.arange(len(graph))).any():
         number = np.empty(len(graph), np.int64)
         number[order] = np.arange(len(graph))
         data, control = (deps.take(order) for deps in (graph.data_deps, graph.control_deps))
-        data, control = (replace(deps, values=number[deps.values].astype(np.int32)) for deps in (data, control))
+        data, control = (
+            replace(deps, values=number[deps.values].astype(np.int32)) for deps in (data, control)
+        )
         graph = take_nodes(graph, order, data, control)
     copies = runtime_copies(graph)
     if not len(graph.regions) or (graph.executions == 1).all():
         graph = replace(graph, region=np.full(len(graph), -1, np.int32), regions=RegionTable.empty())
+    table = graph.extra
+    keys: list[int] = table.key.tolist()
+    extra = ExtraTable.from_rows(
+        [
+            (int(table.node[row]), key, int(table.tag[row]), table.value(row))
+            for row, key in enumerate(keys)
+            if graph.strings[key] not in _NODE_REFERENCES
+        ]
+    )
     texts = list(graph.strings)
     renamed = dict[str, str]()
     for row, text in enumerate(texts):
@@ -198,21 +206,8 @@ def _plain(graph: OpGraph, name: str) -> OpGraph:
         source_id=np.broadcast_to(np.int32(0), len(graph)),
         framework_id=np.broadcast_to(np.int32(0), len(graph)),
         strings=StringTable.from_strings(texts),
-        extra=_without_references(graph),
+        extra=extra,
         attachments={},
-    )
-
-
-def _without_references(graph: OpGraph) -> ExtraTable:
-    """Return the attributes of a graph except those that name nodes or dependencies by number."""
-    table = graph.extra
-    rows = zip(table.node.tolist(), table.key.tolist(), table.tag.tolist(), range(len(table)), strict=True)
-    return ExtraTable.from_rows(
-        [
-            (node, key, tag, table.value(row))
-            for node, key, tag, row in rows
-            if graph.strings[key] not in _NODE_REFERENCES
-        ]
     )
 
 
@@ -244,7 +239,7 @@ class TemplateJob:
     samples: CostSamples
     seed: int = 0
     number: int = 0
-    size: JobSize = JobSize()  # noqa: RUF009 # frozen
+    size: JobSize = JobSize()
     cost_scale: float = 1.0
 
     @property
@@ -253,9 +248,23 @@ class TemplateJob:
         return f"job_{self.number:03d}"
 
     @property
-    def growth(self) -> float:
+    def growth_of_nodes(self) -> float:
         """Wanted number of nodes relative to the source."""
         return self.size.scale if isnan(self.size.nodes) else self.size.nodes / self.template.nodes
+
+    @property
+    def growth_of_costs(self) -> float:
+        """FLOPs and traffic relative to the source, without ``cost_scale``."""
+        return self._sizes(self._key)[0] / self.cost_scale
+
+    @property
+    def growth_of_payload(self) -> float:
+        """Payloads of collectives relative to the source, without ``cost_scale``."""
+        return self._sizes(self._key)[1] / self.cost_scale
+
+    @property
+    def _key(self) -> Key:
+        return Key(f"hespas synthesis {self.seed} {self.number}".encode())
 
     def account(self) -> Account:
         """Return the FLOPs of the job."""
@@ -263,9 +272,9 @@ class TemplateJob:
 
     def workload(self) -> Workload:
         """Make the job. O(nodes)."""
-        key, source = Key(f"hespas synthesis {self.seed} {self.number}".encode()), self.template.workload
+        key, source = self._key, self.template.workload
         compute, payload = self._sizes(key)
-        of_layers = self._layers(key)
+        of_layers = self.new_layers()
         repeats = self.template.repeats(of_layers)
         factors = self._cost_factors(key)
         shares = [
@@ -284,25 +293,44 @@ class TemplateJob:
             classes.append(_costed(grown, key, factor[rows], extent_scale))
         job = replace(source, name=self.name, classes=tuple(classes))
         flops = total_flops(job)
-        if flops > 0:
-            ratio = compute * self.template.flops / flops
-            job = replace(job, classes=tuple(_with_flops(graph, ratio) for graph in job.classes))
-        return replace(job, metadata=self._metadata(compute))
+        ratio = compute * self.template.flops / flops if flops > 0 else 1.0
+        for index, graph in enumerate(classes):
+            products = graph.contractions
+            classes[index] = replace(
+                graph,
+                flops=graph.flops * ratio,
+                useful_flops=graph.useful_flops * ratio,
+                contractions=replace(
+                    products, flops=products.flops * ratio, useful_flops=products.useful_flops * ratio
+                ),
+            )
+        metadata = dict(source.metadata)
+        facts = step_facts(metadata)
+        if facts is not None:
+            model_flops = facts.model_flops * compute
+            metadata[STEP_FACTS] = replace(facts, tokens=nan, model_flops=model_flops).text()
+        if PROGRAM_BYTES in metadata:
+            metadata[PROGRAM_BYTES] = ";".join(
+                " ".join(f"{float(number) * compute:.0f}" for number in text.split())
+                for text in metadata[PROGRAM_BYTES].split(";")
+            )
+        return replace(job, classes=tuple(classes), metadata=metadata)
 
     def _sizes(self, key: Key) -> tuple[float, float]:
         """Return the costs of computation, and of communication, relative to the source."""
         spread = exp(_SPREAD * (2.0 * key.uniform("size") - 1.0))
-        compute = payload = self.growth * spread
+        compute = payload = self.growth_of_nodes * spread
         if not isnan(self.size.flops) and self.template.flops > 0:
             compute = self.size.flops / self.template.flops
         if not isnan(self.size.collective_bytes) and self.template.collective_bytes > 0:
             payload = self.size.collective_bytes / self.template.collective_bytes
         return compute * self.cost_scale, payload * self.cost_scale
 
-    def _layers(self, key: Key) -> dict[int, int]:
+    def new_layers(self) -> dict[int, int]:
         """Return the new number of layers for each number of layers of the source."""
+        key = self._key
         distinct = sorted({layers for row in self.template.layers for layers in row})
-        wanted = self.growth * self.template.nodes
+        wanted = self.growth_of_nodes * self.template.nodes
         if isnan(self.size.nodes):
             wanted *= exp(_SPREAD_OF_NODES * (2.0 * key.uniform("nodes") - 1.0))
         shares = [exp(0.2 * (2.0 * key.uniform(f"layers {layers}") - 1.0)) for layers in distinct]
@@ -318,7 +346,9 @@ class TemplateJob:
         low, high = 0.0, _MOST_GROWTH
         for _ in range(_HALVINGS if distinct else 0):
             middle = (low + high) / 2.0
-            low, high = (middle, high) if self.template.nodes_with(layers_at(middle)) < wanted else (low, middle)
+            low, high = (
+                (middle, high) if self.template.nodes_with(layers_at(middle)) < wanted else (low, middle)
+            )
         below, above = layers_at(low), layers_at(high)
         gaps = [abs(self.template.nodes_with(layers) - wanted) for layers in (below, above)]
         chosen = below if gaps[0] < gaps[1] else above
@@ -342,16 +372,14 @@ class TemplateJob:
                 if operation.text not in drawn:
                     drawn[operation.text] = self.samples.factor(operation, key)
             factor = np.array([drawn[operation.text] for operation in table.operations])[table.index]
-            sorts = [
-                number_of.setdefault(operation.sort, len(number_of)) for operation in table.operations
-            ]
+            sorts = [number_of.setdefault(operation.sort, len(number_of)) for operation in table.operations]
             parts = [
                 number_of.setdefault(f"part {index} {part}", len(number_of))
                 for part in range(int(table.part.max(initial=0)) + 1)
             ]
             kind = np.where(table.communicates, np.array(sorts)[table.index], np.array(parts)[table.part])
             for sums, weight in ((before, table.weight), (after, table.weight * factor)):
-                sums += [0.0] * (len(number_of) - len(sums))
+                sums.extend([0.0] * (len(number_of) - len(sums)))
                 for number, total in enumerate(np.bincount(kind, weight * ranks, len(number_of)).tolist()):
                     sums[number] += total
             factors.append(factor)
@@ -359,19 +387,6 @@ class TemplateJob:
         old, new = np.array(before), np.array(after)
         scale = np.divide(old, new, out=np.ones(len(old)), where=new > 0)
         return [factor * scale[kind] for factor, kind in zip(factors, kinds, strict=True)]
-
-    def _metadata(self, growth: float) -> dict[str, str]:
-        metadata = dict(self.template.workload.metadata)
-        facts = step_facts(metadata)
-        if facts is not None:
-            model_flops = facts.model_flops * growth
-            metadata[STEP_FACTS] = replace(facts, tokens=nan, model_flops=model_flops).text()
-        if PROGRAM_BYTES in metadata:
-            texts = metadata[PROGRAM_BYTES].split(";")
-            metadata[PROGRAM_BYTES] = ";".join(
-                " ".join(f"{float(number) * growth:.0f}" for number in text.split()) for text in texts
-            )
-        return metadata
 
 
 def _costed(graph: OpGraph, key: Key, factor: FloatArray, extent_scale: float) -> OpGraph:
@@ -409,16 +424,3 @@ def _whole_payload(payload: FloatArray) -> FloatArray:
     """Return payloads as multiples of :data:`_PAYLOAD_STEP`, small ones as whole numbers above 0."""
     step = np.where(payload >= _PAYLOAD_STEP * _PAYLOAD_STEP, float(_PAYLOAD_STEP), 1.0)
     return np.where(payload > 0, np.maximum(np.rint(payload / step), 1.0) * step, payload)
-
-
-def _with_flops(graph: OpGraph, ratio: float) -> OpGraph:
-    """Return a graph with FLOPs multiplied by a ratio near 1."""
-    table = graph.contractions
-    return replace(
-        graph,
-        flops=graph.flops * ratio,
-        useful_flops=graph.useful_flops * ratio,
-        contractions=replace(
-            table, flops=table.flops * ratio, useful_flops=table.useful_flops * ratio
-        ),
-    )

@@ -1,26 +1,34 @@
-"""Kinds and costs of the operations of a workload, and draws of other costs for them."""
+"""Kinds and costs of the operations of a workload, draws of other costs for them, and other extents of their
+tensors. Equal extents stay equal, so shapes agree along edges and on all ranks.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import exp, log
 
 import numpy as np
 
 from hespas.generators.obfuscate.keys import Key
 from hespas.generators.obfuscate.layers import Run
-from hespas.graph import NodeKind, OpClass, OpGraph
-from hespas.graph.columns import BoolArray, FloatArray, IntArray, equal_rows
+from hespas.graph import NodeKind, OpClass, OpGraph, TensorTypesBuilder
+from hespas.graph.columns import BoolArray, FloatArray, IntArray, RaggedArray, equal_rows
 
-__all__ = ["CostSamples", "Operation", "OperationTable"]
+__all__ = ["CostSamples", "Operation", "OperationTable", "changed_extents", "with_changed_extents"]
 
 _PRODUCTS = (int(OpClass.CONTRACTION), int(OpClass.CONVOLUTION), int(OpClass.ATTENTION))
+_COMMUNICATION = [int(kind) for kind in (NodeKind.COLLECTIVE, NodeKind.SEND, NodeKind.RECV, NodeKind.PERMUTE)]
 _NEIGHBOURS = 3
 _MOST_CHANGE = 0.35
 """Largest change of the logarithm of a cost towards a sampled cost."""
 _NOISE = 0.12
 """Largest further change of the logarithm of a cost."""
+_LEAST_EXTENT = 512
+"""Smallest extent that changes. Smaller ones are sizes of heads, vectors and groups of ranks."""
+_EXTENT_GRID = 8
+_EXTENT_SPREAD = 0.24
+"""Largest decrease of the logarithm of an extent, before it is rounded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +63,9 @@ class OperationTable:
         for table in (graph.collectives, graph.p2p):
             size[table.node] = table.comm_bytes
         kind[graph.collectives.node] = graph.collectives.kind
-        widths = [len(np.asarray(groups.members(0))) if groups.num_groups else 0 for groups in graph.group_sets]
+        widths = [
+            len(np.asarray(groups.members(0))) if groups.num_groups else 0 for groups in graph.group_sets
+        ]
         width[graph.collectives.node] = np.array([*widths, 0])[graph.collectives.group_set]
         communicates = np.isin(graph.kind, _COMMUNICATION)
         is_product = np.isin(graph.op_class, _PRODUCTS)
@@ -89,11 +99,6 @@ class OperationTable:
         )
 
 
-_COMMUNICATION = [
-    int(kind) for kind in (NodeKind.COLLECTIVE, NodeKind.SEND, NodeKind.RECV, NodeKind.PERMUTE)
-]
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class CostSamples:
     """Distinct costs of each kind of operation in a set of workloads, sorted."""
@@ -123,3 +128,78 @@ class CostSamples:
         chosen = float(near[int(key.uniform(f"sample {operation.text}") * len(near))])
         change = min(max(log(chosen / operation.cost), -_MOST_CHANGE), _MOST_CHANGE)
         return exp(change * key.uniform(f"share {operation.text}") + noise)
+
+
+def changed_extents(extents: IntArray, key: Key, scale: float = 1.0) -> IntArray:
+    """Return other extents, determined by ``key``, of which the largest are about ``scale`` times as large.
+
+    Extents that differ by a power of two get the same factor, so that parts of a split extent still add up,
+    and keep almost all factors of two, so that they still fill the tiles of a matrix unit.
+    """
+    changed = extents.copy()
+    distinct = np.unique(extents[extents >= _LEAST_EXTENT])
+    for extent in distinct.tolist():
+        core, grid = extent, 1
+        while core % 2 == 0:
+            core //= 2
+            grid *= 2
+        step = max(grid // _EXTENT_GRID, 1)
+        factor = scale * float(np.exp(-_EXTENT_SPREAD * key.uniform(f"extent {core}")))
+        changed[extents == extent] = max(round(extent * factor / step), 1) * step
+    return changed
+
+
+def with_changed_extents(graph: OpGraph, key: Key, factor: FloatArray, scale: float) -> OpGraph:
+    """Return a graph with other extents. ``factor`` is the factor by which the costs of each node change,
+    shape ``(nodes,)``. The rows (``m``) of matmuls are chosen so that their work has that factor. Operations
+    whose tensors would be larger than their memory traffic get more traffic.
+    """
+    types, builder = graph.types, TensorTypesBuilder()
+    bounds: list[int] = types.dim_offsets.tolist()
+    dims: list[int] = changed_extents(types.dims, key, scale).tolist()
+    number = [
+        builder.add(
+            types.dtype_of(row),
+            dims[bounds[row] : bounds[row + 1]],
+            encoding=encoding,
+            bounded=bool(types.bounded[row]),
+        )
+        for row, encoding in enumerate(types.encoding.tolist())
+    ]
+    new_row = np.array(number or [0], np.int32)
+    table = graph.contractions
+    batch, n, k = (changed_extents(extents, key, scale) for extents in (table.batch, table.n, table.k))
+    row_factor = factor[table.node]
+    work = row_factor * table.batch * table.m * table.n * table.k
+    rows = work / np.maximum(batch.astype(np.float64) * n * k, 1.0)
+    step = np.where(rows >= 2 * _LEAST_EXTENT, float(_EXTENT_GRID), 1.0)
+    m = np.maximum(np.rint(rows / step), 1.0) * step
+    new_types = builder.build()
+    operands, results = (
+        RaggedArray(lists.offsets, new_row[lists.values]) for lists in (graph.operands, graph.results)
+    )
+
+    def traffic(old: FloatArray, before: RaggedArray, after: RaggedArray) -> FloatArray:
+        if not len(before.values):
+            return old * factor
+        own, new = before.segment_sum(types.bytes), after.segment_sum(new_types.bytes)
+        least = np.divide(new, own, out=np.zeros(len(own)), where=own > 0)
+        return old * np.fmax(factor, least)
+
+    return replace(
+        graph,
+        bytes_read=traffic(graph.bytes_read, graph.operands, operands),
+        bytes_written=traffic(graph.bytes_written, graph.results, results),
+        types=new_types,
+        operands=operands,
+        results=results,
+        contractions=replace(
+            table,
+            batch=batch,
+            m=m.astype(np.int64),
+            n=n,
+            k=k,
+            flops=table.flops * row_factor,
+            useful_flops=table.useful_flops * row_factor,
+        ),
+    )
