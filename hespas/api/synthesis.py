@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import exp, inf, isnan, log, nan
 from pathlib import Path
@@ -473,7 +473,7 @@ def card_figures(
     those of a job of the wanted size. ``step_ns`` is the wanted step time on the first system (NaN: from the
     size).
     """
-    from hespas.generators.synth.job_card import JobProfile, kendall_tau, variation, wasserstein
+    from hespas.generators.synth.job_card import JobProfile, kendall_tau, sample_distance, structure_distances
 
     generators, workloads, rows = zip(*made, strict=True)
     systems = list(rows[0].step_ns)
@@ -491,35 +491,18 @@ def card_figures(
     ]
     own = [real[source] for source in used]
 
-    def distance(values: Callable[[JobProfile], Mapping[int, float]], measure: Callable[..., float]) -> float:
-        return measure(_mixture(map(values, jobs)), _mixture(map(values, own)))
-
     def error(made: Sequence[float], wanted: Sequence[float]) -> float:
         ratios = [abs(one / other - 1.0) for one, other in zip(made, wanted, strict=True) if other > 0]
         return float(np.mean(ratios)) if ratios else nan
 
-    card = [
-        _structure(
-            "nodes W1",
-            _spread([job.nodes for job in jobs], [p.nodes * g for p, g in zip(own, growth, strict=True)]),
-        ),
-        _structure(
-            "depth W1",
-            _spread([job.depth for job in jobs], [p.depth * g for p, g in zip(own, growth, strict=True)]),
-        ),
-        _structure("width W1", distance(lambda job: job.widths, wasserstein)),
-        _structure("in-degree W1", distance(lambda job: job.in_degrees, wasserstein)),
-        _structure("type TV", distance(lambda job: job.types, variation)),
-        _structure("bigram TV", distance(lambda job: job.bigrams, variation)),
-        _structure("motif TV", distance(lambda job: job.motifs, variation)),
-    ]
-    scaled = [(profile, scale) for profile, scale in zip(own, costs, strict=True)]
-    card += [
-        _cost("FLOPs error", error([job.flops for job in jobs], [p.flops * s for p, s in scaled])),
-        _cost(
-            "bytes error", error([job.bytes_moved for job in jobs], [p.bytes_moved * s for p, s in scaled])
-        ),
-    ]
+    structure = structure_distances(jobs, own, growth)
+    card = [CardFigure(axis="structure", figure=name, value=value) for name, value in structure.items()]
+    flops, moved = (
+        [getattr(profile, name) * scale for profile, scale in zip(own, costs, strict=True)]
+        for name in ("flops", "bytes_moved")
+    )
+    card.append(_cost("FLOPs error", error([job.flops for job in jobs], flops)))
+    card.append(_cost("bytes error", error([job.bytes_moved for job in jobs], moved)))
     for kind in sorted({kind for profile in own for kind in profile.payloads}):
         payloads = [job.payloads.get(kind, 0.0) for job in jobs]
         wanted = [
@@ -532,14 +515,14 @@ def card_figures(
         made_ns = [row.step_ns[system] for row in rows]
         ratios = [one / other for one, other in zip(made_ns, wanted_ns, strict=True) if other > 0]
         card.append(_cost(f"step ratio on {system}", float(np.mean(ratios)) if ratios else nan))
-        card.append(_cost(f"step W1 on {system}", _spread(made_ns, wanted_ns)))
+        card.append(_cost(f"step W1 on {system}", sample_distance(made_ns, wanted_ns)))
     if len(systems) > 1:
         taus = [
             kendall_tau([row.step_ns[s] for s in systems], [steps[source][s] for s in systems])
             for source, row in zip(used, rows, strict=True)
         ]
-        card.append(CardFigure(axis="use", figure="systems, mean Kendall tau", value=float(np.mean(taus))))
-        card.append(CardFigure(axis="use", figure="systems, least Kendall tau", value=float(np.min(taus))))
+        for name, tau in (("mean", np.mean(taus)), ("least", np.min(taus))):
+            card.append(CardFigure(axis="use", figure=f"systems, {name} Kendall tau", value=float(tau)))
     card += _privacy(real, jobs)
     verdicts = {"checker, share valid": [row.is_valid for row in rows]}
     if systems:
@@ -551,10 +534,6 @@ def card_figures(
         for figure, shares in verdicts.items()
     ]
     return card
-
-
-def _structure(figure: str, value: float) -> CardFigure:
-    return CardFigure(axis="structure", figure=figure, value=value)
 
 
 def _cost(figure: str, value: float) -> CardFigure:
@@ -582,22 +561,6 @@ def _privacy(real: Sequence[JobProfile], jobs: Sequence[JobProfile]) -> list[Car
             axis="privacy", figure="nearest-neighbour ratio", value=near / near_real if near_real > 0 else nan
         ),
     ]
-
-
-def _spread(made: Sequence[float], wanted: Sequence[float]) -> float:
-    """Return the Wasserstein distance of two equally large samples, relative to the mean of the second."""
-    gaps = np.abs(np.sort(np.array(made)) - np.sort(np.array(wanted)))
-    return float(gaps.mean() / np.mean(wanted)) if len(made) and np.mean(wanted) > 0 else nan
-
-
-def _mixture(samples: Iterable[Mapping[int, float]]) -> dict[int, float]:
-    """Return the sum of counts, each sample with weight 1."""
-    mixture = dict[int, float]()
-    for counts in samples:
-        total = sum(counts.values()) or 1.0
-        for value, count in counts.items():
-            mixture[value] = mixture.get(value, 0.0) + count / total
-    return mixture
 
 
 def attack_figure(sources: Sequence[Workload], workloads: Sequence[Workload]) -> CardFigure:

@@ -89,27 +89,24 @@ class _Repeats:
         new = np.clip(new, 0, np.maximum(self._repeats[other] - 1, 0))
         inside = self._start[other] + new * self._period[other] + self._place[target]
         producer = np.where(other >= 0, inside, self._number[target])
-        more = self._dependencies_on_copies(deps)
-        consumer, producer = np.concatenate([consumer, more[0]]), np.concatenate([producer, more[1]])
+        # consumers outside of runs also depend on the copies of a block
+        outside, copied = deps.row_ids, deps.values.astype(np.int64)
+        run = self._run[copied]
+        is_copied = (self._run[outside] < 0) & (run >= 0)
+        is_copied &= (self._block[copied] == self._head[run] - 1) & (self._added[run] > 0)
+        outside, copied = outside[is_copied], copied[is_copied]
+        copies = self._added[run[is_copied]]
+        ends = np.cumsum(copies)
+        number = np.arange(int(copies.sum())) - np.repeat(ends - copies, copies) + 1
+        copied = np.repeat(copied, copies)
+        run = self._run[copied]
+        added_nodes = self._start[run] + (self._block[copied] + number) * self._period[run]
+        consumer = np.concatenate([consumer, self._number[np.repeat(outside, copies)]])
+        producer = np.concatenate([producer, added_nodes + self._place[copied]])
         is_earlier = producer < consumer
         pairs = consumer[is_earlier] * len(self._rows) + producer[is_earlier]
         pairs = pairs[np.sort(np.unique(pairs, return_index=True)[1])]
         return RaggedArray.from_pairs(pairs // len(self._rows), pairs % len(self._rows), len(self._rows))
-
-    def _dependencies_on_copies(self, deps: RaggedArray) -> tuple[IntArray, IntArray]:
-        """Return the consumers outside of runs, and the nodes of added blocks on which they depend."""
-        consumer, producer = deps.row_ids, deps.values.astype(np.int64)
-        run = self._run[producer]
-        is_copied = (self._run[consumer] < 0) & (run >= 0)
-        is_copied &= (self._block[producer] == self._head[run] - 1) & (self._added[run] > 0)
-        consumer, producer, run = consumer[is_copied], producer[is_copied], run[is_copied]
-        copies = self._added[run]
-        ends = np.cumsum(copies)
-        copy = np.arange(int(copies.sum())) - np.repeat(ends - copies, copies) + 1
-        producer, run = np.repeat(producer, copies), np.repeat(run, copies)
-        block = self._block[producer] + copy
-        nodes = self._start[run] + block * self._period[run] + self._place[producer]
-        return self._number[np.repeat(consumer, copies)], nodes
 
     def _slopes(self, deps: RaggedArray) -> FloatArray:
         """Return for each dependency between two runs how the block of the producer changes with the block of

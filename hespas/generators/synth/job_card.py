@@ -14,7 +14,15 @@ from hespas.graph import CollectiveKind, OpGraph, Workload
 from hespas.graph.columns import FloatArray, IntArray
 from hespas.graph.passes import all_deps, levels, totals
 
-__all__ = ["JobProfile", "kendall_tau", "nearest_distances", "variation", "wasserstein"]
+__all__ = [
+    "JobProfile",
+    "kendall_tau",
+    "nearest_distances",
+    "sample_distance",
+    "structure_distances",
+    "variation",
+    "wasserstein",
+]
 
 _MIX = 0x9E3779B97F4A7C15
 _COST_STEP = 0.2
@@ -159,6 +167,43 @@ def variation(left: _Counts, right: _Counts) -> float:
     one, other = max(sum(left.values()), 1e-300), max(sum(right.values()), 1e-300)
     keys = {*left, *right}
     return sum(abs(left.get(key, 0.0) / one - right.get(key, 0.0) / other) for key in keys) / 2.0
+
+
+def sample_distance(values: Sequence[float], others: Sequence[float]) -> float:
+    """Return the W1 distance of two equally large samples, relative to the mean of the second one."""
+    gaps = np.abs(np.sort(np.array(values)) - np.sort(np.array(others)))
+    mean = float(np.mean(others))
+    return float(gaps.mean()) / mean if mean > 0 else float("nan")
+
+
+def structure_distances(
+    jobs: Sequence[JobProfile], sources: Sequence[JobProfile], growth: Sequence[float]
+) -> dict[str, float]:
+    """Return the distances between the structures of jobs and of their sources, by name. ``growth`` is the
+    wanted number of nodes of each job relative to its source.
+    """
+    nodes = [profile.nodes * scale for profile, scale in zip(sources, growth, strict=True)]
+    depth = [profile.depth * scale for profile, scale in zip(sources, growth, strict=True)]
+    distances = {
+        "nodes W1": sample_distance([job.nodes for job in jobs], nodes),
+        "depth W1": sample_distance([job.depth for job in jobs], depth),
+    }
+    for name, column, measure in (
+        ("width W1", "widths", wasserstein),
+        ("in-degree W1", "in_degrees", wasserstein),
+        ("type TV", "types", variation),
+        ("bigram TV", "bigrams", variation),
+        ("motif TV", "motifs", variation),
+    ):
+        made, real = dict[int, float](), dict[int, float]()
+        for mixture, profiles in ((made, jobs), (real, sources)):
+            for profile in profiles:
+                counts: _Counts = getattr(profile, column)
+                total = sum(counts.values()) or 1.0
+                for value, count in counts.items():
+                    mixture[value] = mixture.get(value, 0.0) + count / total
+        distances[name] = measure(made, real)
+    return distances
 
 
 def nearest_distances(jobs: Sequence[JobProfile], others: Sequence[JobProfile]) -> FloatArray:

@@ -11,11 +11,11 @@ from math import exp, log
 import numpy as np
 
 from hespas.generators.obfuscate.keys import Key
-from hespas.generators.obfuscate.layers import Run
+from hespas.generators.obfuscate.layers import Run, scaled_costs
 from hespas.graph import NodeKind, OpClass, OpGraph, TensorTypesBuilder
 from hespas.graph.columns import BoolArray, FloatArray, IntArray, RaggedArray, equal_rows
 
-__all__ = ["CostSamples", "Operation", "OperationTable", "changed_extents", "with_changed_extents"]
+__all__ = ["CostSamples", "Operation", "OperationTable", "changed_extents", "with_costs"]
 
 _PRODUCTS = (int(OpClass.CONTRACTION), int(OpClass.CONVOLUTION), int(OpClass.ATTENTION))
 _COMMUNICATION = [int(kind) for kind in (NodeKind.COLLECTIVE, NodeKind.SEND, NodeKind.RECV, NodeKind.PERMUTE)]
@@ -26,6 +26,8 @@ _NOISE = 0.12
 """Largest further change of the logarithm of a cost."""
 _LEAST_EXTENT = 512
 """Smallest extent that changes. Smaller ones are sizes of heads, vectors and groups of ranks."""
+_PAYLOAD_STEP = 64
+"""Payloads of collectives are multiples of this number of bytes per rank."""
 _EXTENT_GRID = 8
 _EXTENT_SPREAD = 0.24
 """Largest decrease of the logarithm of an extent, before it is rounded."""
@@ -149,10 +151,12 @@ def changed_extents(extents: IntArray, key: Key, scale: float = 1.0) -> IntArray
     return changed
 
 
-def with_changed_extents(graph: OpGraph, key: Key, factor: FloatArray, scale: float) -> OpGraph:
-    """Return a graph with other extents. ``factor`` is the factor by which the costs of each node change,
-    shape ``(nodes,)``. The rows (``m``) of matmuls are chosen so that their work has that factor. Operations
-    whose tensors would be larger than their memory traffic get more traffic.
+def with_costs(graph: OpGraph, key: Key, factor: FloatArray, scale: float) -> OpGraph:
+    """Return a graph with other costs and extents, and with ids in order. ``factor`` is the factor by which
+    the costs of each node change, shape ``(nodes,)``, and ``scale`` the factor of the largest extents.
+
+    The rows (``m``) of matmuls are chosen so that their work has that factor. Operations whose tensors would
+    be larger than their memory traffic get more traffic. Payloads are whole numbers.
     """
     types, builder = graph.types, TensorTypesBuilder()
     bounds: list[int] = types.dim_offsets.tolist()
@@ -186,10 +190,17 @@ def with_changed_extents(graph: OpGraph, key: Key, factor: FloatArray, scale: fl
         least = np.divide(new, own, out=np.zeros(len(own)), where=own > 0)
         return old * np.fmax(factor, least)
 
+    scaled = scaled_costs(replace(graph, contractions=table.take(np.empty(0, np.int64))), factor)
+    collectives, p2p = scaled.collectives, scaled.p2p
+    payload = _whole_payload(collectives.comm_bytes)
+    ratio = np.divide(
+        payload, collectives.comm_bytes, out=np.ones(len(payload)), where=collectives.comm_bytes > 0
+    )
     return replace(
-        graph,
-        bytes_read=traffic(graph.bytes_read, graph.operands, operands),
-        bytes_written=traffic(graph.bytes_written, graph.results, results),
+        scaled,
+        id=np.arange(len(graph), dtype=np.uint64),
+        bytes_read=np.rint(traffic(graph.bytes_read, graph.operands, operands)),
+        bytes_written=np.rint(traffic(graph.bytes_written, graph.results, results)),
         types=new_types,
         operands=operands,
         results=results,
@@ -202,4 +213,17 @@ def with_changed_extents(graph: OpGraph, key: Key, factor: FloatArray, scale: fl
             flops=table.flops * row_factor,
             useful_flops=table.useful_flops * row_factor,
         ),
+        collectives=replace(
+            collectives,
+            comm_bytes=payload,
+            operand_bytes=np.rint(collectives.operand_bytes * ratio),
+            result_bytes=np.rint(collectives.result_bytes * ratio),
+        ),
+        p2p=replace(p2p, comm_bytes=_whole_payload(p2p.comm_bytes)),
     )
+
+
+def _whole_payload(payload: FloatArray) -> FloatArray:
+    """Return payloads as multiples of :data:`_PAYLOAD_STEP`, small ones as whole numbers above 0."""
+    step = np.where(payload >= _PAYLOAD_STEP * _PAYLOAD_STEP, float(_PAYLOAD_STEP), 1.0)
+    return np.where(payload > 0, np.maximum(np.rint(payload / step), 1.0) * step, payload)

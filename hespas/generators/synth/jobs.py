@@ -16,14 +16,13 @@ from hespas.generators.obfuscate.keys import Key
 from hespas.generators.obfuscate.layers import (
     Run,
     changeable_runs,
-    scaled_costs,
     shared_group_sets,
     signatures,
 )
 from hespas.generators.obfuscate.names import hide_names
 from hespas.generators.spec import Account
 from hespas.generators.synth.blocks import with_repeats
-from hespas.generators.synth.job_costs import CostSamples, OperationTable, with_changed_extents
+from hespas.generators.synth.job_costs import CostSamples, OperationTable, with_costs
 from hespas.graph import (
     DONATED_TO,
     IN_PLACE,
@@ -42,7 +41,15 @@ from hespas.graph.columns import FloatArray, IntArray
 from hespas.graph.errors import FormatError
 from hespas.graph.passes import UnrollLoops, find_cycle, runtime_copies, take_nodes, topological_order
 
-__all__ = ["JobSize", "Template", "TemplateJob", "templates_of", "total_flops", "total_payload"]
+__all__ = [
+    "JobSize",
+    "Template",
+    "TemplateJob",
+    "plain_graph",
+    "templates_of",
+    "total_flops",
+    "total_payload",
+]
 
 _SPREAD = 0.05
 """Largest change of the logarithm of the FLOPs and of the traffic of a job, unless they are given."""
@@ -51,8 +58,6 @@ _SPREAD_OF_NODES = 0.25
 _FEWEST_REPEATS = 2
 _MOST_GROWTH = 1e7
 _HALVINGS = 60
-_PAYLOAD_STEP = 64
-"""Payloads of collectives are multiples of this number of bytes per rank."""
 _NODE_REFERENCES = frozenset({DONATED_TO, IN_PLACE, RETURNED})
 
 
@@ -89,7 +94,7 @@ class Template:
         own = replace(workload, classes=tuple(unroll(graph, diagnostics) for graph in workload.classes))
         own = hide_names(own, Key(b"hespas template of a job"), Diagnostics())
         classes = tuple(
-            _plain(graph, original.name)
+            plain_graph(graph, original.name)
             for graph, original in zip(own.classes, workload.classes, strict=True)
         )
         own = replace(own, classes=classes)
@@ -163,7 +168,7 @@ def templates_of(workloads: Sequence[Workload], diagnostics: Diagnostics) -> tup
     return templates
 
 
-def _plain(graph: OpGraph, name: str) -> OpGraph:
+def plain_graph(graph: OpGraph, name: str) -> OpGraph:
     """Return a graph in topological order, whose texts are names of public operators and numbers."""
     order = topological_order(graph)
     if len(order) < len(graph):
@@ -290,7 +295,7 @@ class TemplateJob:
             for run, new in zip(runs, repeats[index], strict=True):
                 factor[run.start : run.start + run.period * run.repeats] *= run.repeats / new
             grown, rows = with_repeats(graph, runs, repeats[index])
-            classes.append(_costed(grown, key, factor[rows], extent_scale))
+            classes.append(with_costs(grown, key, factor[rows], extent_scale))
         job = replace(source, name=self.name, classes=tuple(classes))
         flops = total_flops(job)
         ratio = compute * self.template.flops / flops if flops > 0 else 1.0
@@ -387,40 +392,3 @@ class TemplateJob:
         old, new = np.array(before), np.array(after)
         scale = np.divide(old, new, out=np.ones(len(old)), where=new > 0)
         return [factor * scale[kind] for factor, kind in zip(factors, kinds, strict=True)]
-
-
-def _costed(graph: OpGraph, key: Key, factor: FloatArray, extent_scale: float) -> OpGraph:
-    """Return a graph whose costs have changed by a factor, with other extents, and ids in order."""
-    shaped = with_changed_extents(graph, key, factor, extent_scale)
-    scaled = scaled_costs(replace(graph, contractions=graph.contractions.take(np.empty(0, np.int64))), factor)
-    changed = replace(
-        scaled,
-        types=shaped.types,
-        operands=shaped.operands,
-        results=shaped.results,
-        contractions=shaped.contractions,
-        bytes_read=shaped.bytes_read,
-        bytes_written=shaped.bytes_written,
-    )
-    table, p2p = changed.collectives, changed.p2p
-    payload = _whole_payload(table.comm_bytes)
-    ratio = np.divide(payload, table.comm_bytes, out=np.ones(len(payload)), where=table.comm_bytes > 0)
-    return replace(
-        changed,
-        id=np.arange(len(graph), dtype=np.uint64),
-        bytes_read=np.rint(changed.bytes_read),
-        bytes_written=np.rint(changed.bytes_written),
-        collectives=replace(
-            table,
-            comm_bytes=payload,
-            operand_bytes=np.rint(table.operand_bytes * ratio),
-            result_bytes=np.rint(table.result_bytes * ratio),
-        ),
-        p2p=replace(p2p, comm_bytes=_whole_payload(p2p.comm_bytes)),
-    )
-
-
-def _whole_payload(payload: FloatArray) -> FloatArray:
-    """Return payloads as multiples of :data:`_PAYLOAD_STEP`, small ones as whole numbers above 0."""
-    step = np.where(payload >= _PAYLOAD_STEP * _PAYLOAD_STEP, float(_PAYLOAD_STEP), 1.0)
-    return np.where(payload > 0, np.maximum(np.rint(payload / step), 1.0) * step, payload)
