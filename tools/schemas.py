@@ -24,6 +24,7 @@ from hespas.api.samples import SamplesDocument
 from hespas.api.serving import ServingDocument
 from hespas.api.simulation_result import SimulationDocument
 from hespas.api.summary import SummaryDocument
+from hespas.api.synthesis import SynthesisDocument
 from hespas.api.systems import DevicesDocument, EstimatorsDocument, SystemDocument
 from hespas.api.table_estimation import TableDocument
 from hespas.api.what_if import GridDocument, RunDifferenceDocument
@@ -74,6 +75,7 @@ DOCUMENTS: Mapping[str, type[msgspec.Struct]] = {
     "serving_accuracy": ServingAccuracyDocument,
     "simulate": SimulationDocument,
     "suggest": SuggestionDocument,
+    "synthesis": SynthesisDocument,
     "system": SystemDocument,
     "view": SummaryDocument,
 }

@@ -48,6 +48,7 @@ __all__ = [
     "SimulationResult",
     "SuggestionReport",
     "Summary",
+    "Synthesis",
     "SystemResult",
     "TableEstimates",
     "WriteSharding",
@@ -102,6 +103,7 @@ __all__ = [
     "suggest_shapes",
     "summarise",
     "summary_document",
+    "synthesize",
     "table_estimate_document",
     "total_duration_ns",
     "validate_capture",
@@ -244,6 +246,7 @@ if TYPE_CHECKING:
         summary_document,
         view,
     )
+    from hespas.api.synthesis import Synthesis, synthesize
     from hespas.api.systems import (
         SystemResult,
         devices_document,
@@ -283,6 +286,7 @@ _find = lazy_names(
         "suggest_shapes",
     ),
     attacks=("PrivacyReport", "privacy"),
+    synthesis=("Synthesis", "synthesize"),
     bundling=("Bundle", "bundle"),
     analysis=(
         "Analysis",

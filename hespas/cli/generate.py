@@ -18,6 +18,7 @@ from hespas.api.generators import (
     random_job,
     vit_step,
 )
+from hespas.api.synthesis import synthesize
 from hespas.cli.command import Call, command
 from hespas.cli.destinations import workload_format
 from hespas.cli.entry import renamed_options
@@ -28,7 +29,7 @@ from hespas.graph.hints import Option, options_of
 from hespas.report.tables import Column, columns, table_from_rows
 from hespas.report.texts import bytes_text
 
-__all__ = ["app", "collectives", "dit", "dlrm", "eager", "llm", "random", "vit"]
+__all__ = ["app", "collectives", "dit", "dlrm", "eager", "llm", "random", "synth", "vit"]
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -156,6 +157,24 @@ def random(call: Call) -> None:
     _generate(call, random_job)
 
 
+@command(synthesize, progress="generating", has_page=True)
+def synth(call: Call) -> None:
+    """Generate jobs that keep the statistics of given ones, with a card that compares both.
+
+    hespas generate synth --like traces/ --count 10 --scale 2 --out jobs/
+
+    hespas generate synth --like traces/ --nodes 100000 --no-simulate --out jobs/
+    """
+    done = call.run(synthesize)
+    call.write_json(done.to_json())
+    call.write_html(done)
+    report_diagnostics(done.diagnostics, ", ".join(done.sources))
+    written = f" -> {done.written} ({bytes_text(done.written_bytes)})" if done.written else ""
+    emit(f"{done.headline()}{written}")
+    emit(done.table().to_text())
+    emit(done.card_table().to_text())
+
+
 def _generate(call: Call, settings: Callable[..., Generator]) -> None:
     """Make the generator of a command's settings and its workload, and print the figures."""
     _make(call, settings(**call.arguments(settings)))
@@ -204,3 +223,4 @@ app.command()(dit)
 app.command()(eager)
 app.command()(collectives)
 app.command()(random)
+app.command()(synth)

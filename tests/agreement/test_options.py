@@ -32,6 +32,7 @@ FUNCTIONS: Mapping[str, tuple[Callable[..., object], ...]] = {
     "hespas generate eager": (api.eager_step, api.generate),
     "hespas generate collectives": (api.collective_benchmark, api.generate),
     "hespas generate random": (api.random_job, api.generate),
+    "hespas generate synth": (api.synthesize,),
     "hespas bundle": (api.bundle,),
     "hespas-validate check": (api.check,),
     "hespas-validate roundtrip": (api.roundtrip,),

@@ -46,7 +46,7 @@ class Obfuscate:
 
     ``names`` keeps topology, shapes and costs exactly. ``shapes`` also rounds extents to powers of two and
     changes each cost by at most 3.1 %. ``layers`` also levels operations between communications, changes the
-    number of repeated layers (unless ``keeps_layers``) and moves costs between operations, with nearly equal sums.
+    number of repeated layers (unless ``keeps_layers``) and moves costs between operations, with close sums.
     """
 
     key: Key

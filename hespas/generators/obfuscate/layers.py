@@ -13,7 +13,15 @@ from hespas.graph.columns import FloatArray, IntArray, RaggedArray
 from hespas.graph.opgraph import ContractionTable
 from hespas.graph.passes import regions_between_communications, take_nodes, topological_order
 
-__all__ = ["Run", "change_layers", "repeated_runs", "signatures"]
+__all__ = [
+    "Run",
+    "change_layers",
+    "changeable_runs",
+    "repeated_runs",
+    "scaled_costs",
+    "shared_group_sets",
+    "signatures",
+]
 
 _FEWEST_REPEATS = 3
 _LONGEST_PERIOD = 4096
@@ -109,7 +117,7 @@ def change_layers(
     codes = [signatures(graph) for graph in classes]
     numbers = dict[bytes, int]()
     alike = [numbers.setdefault(code.tobytes(), len(numbers)) for code in codes]
-    shared = _shared_group_sets(replace(workload, classes=classes), alike)
+    shared = shared_group_sets(replace(workload, classes=classes), alike)
     changed, removed = list[OpGraph](), 0
     for graph, code, foreign in zip(classes, codes, shared, strict=True):
         fewer = graph if keeps_layers else _with_fewer_repeats(graph, code, foreign, key)
@@ -171,7 +179,7 @@ def _levelled(graph: OpGraph, diagnostics: Diagnostics) -> OpGraph:
 _PRODUCTS = (int(OpClass.CONTRACTION), int(OpClass.CONVOLUTION), int(OpClass.ATTENTION))
 
 
-def _shared_group_sets(workload: Workload, alike: list[int]) -> list[set[int]]:
+def shared_group_sets(workload: Workload, alike: list[int]) -> list[set[int]]:
     """Return for each class the group sets in which its ranks meet ranks of classes of another structure."""
     if len(set(alike)) == 1:
         return [set() for _ in alike]
@@ -192,17 +200,26 @@ def _shared_group_sets(workload: Workload, alike: list[int]) -> list[set[int]]:
     return result
 
 
-def _with_fewer_repeats(graph: OpGraph, codes: IntArray, foreign: set[int], key: Key) -> OpGraph:
+def changeable_runs(graph: OpGraph, codes: IntArray, foreign: set[int]) -> list[Run]:
+    """Return the runs whose number of repeats can change without a change of other ranks: those without
+    messages, and without collectives in the group sets ``foreign``.
+    """
     fixed = np.zeros(len(graph), np.bool_)
     fixed[graph.p2p.node] = True
     table = graph.collectives
     fixed[table.node[np.isin(table.group_set, list(foreign))]] = True
+    return [
+        run
+        for run in repeated_runs(codes)
+        if not fixed[run.start : run.start + run.period * run.repeats].any()
+    ]
+
+
+def _with_fewer_repeats(graph: OpGraph, codes: IntArray, foreign: set[int], key: Key) -> OpGraph:
     replacement = np.arange(len(graph))
     factor = np.ones(len(graph))
-    for run in repeated_runs(codes):
+    for run in changeable_runs(graph, codes, foreign):
         nodes = run.start + np.arange(run.period * run.repeats)
-        if fixed[nodes].any():
-            continue
         share = _FEWEST_KEPT + (_MOST_KEPT - _FEWEST_KEPT) * key.uniform(f"layers {run.repeats}")
         repeats = max(2, min(round(run.repeats * share), run.repeats - 1))
         last = run.start + (repeats - 1) * run.period
@@ -225,10 +242,10 @@ def _with_fewer_repeats(graph: OpGraph, codes: IntArray, foreign: set[int], key:
         return RaggedArray.from_pairs(pairs[first, 0], pairs[first, 1], len(rows))
 
     fewer = take_nodes(graph, rows, renumbered(graph.data_deps), renumbered(graph.control_deps))
-    return _scaled(fewer, factor[keep])
+    return scaled_costs(fewer, factor[keep])
 
 
-def _scaled(graph: OpGraph, factor: FloatArray) -> OpGraph:
+def scaled_costs(graph: OpGraph, factor: FloatArray) -> OpGraph:
     """Return the graph with all costs of each node multiplied by a factor, shape ``(nodes,)``."""
     collectives, p2p, contractions = graph.collectives, graph.p2p, graph.contractions
     rows = factor[contractions.node]
@@ -280,7 +297,7 @@ def _with_moved_costs(workload: Workload, key: Key) -> Workload:
         noise = np.exp(_SPREAD_OF_SUMS * (2.0 * key.uniform("sum of " + name.partition(" ")[0]) - 1.0))
         scale[name] = float(noise) * (total / after[name] if after[name] else 1.0)
     classes = tuple(
-        _scaled(graph, factor * np.array([scale[name] for name in kind]))
+        scaled_costs(graph, factor * np.array([scale[name] for name in kind]))
         for graph, factor, kind in zip(workload.classes, factors, kinds, strict=True)
     )
     return replace(workload, classes=classes)

@@ -1,4 +1,4 @@
-"""Synthesis of graphs that keep the statistics of training graphs and copy none of them."""
+"""Synthesis of graphs and jobs that keep the statistics of training graphs and copy none of them."""
 
 from __future__ import annotations
 
