@@ -63,13 +63,18 @@ class Mapping:
 
 
 @lru_cache(maxsize=65536)
-def map_layer(layer: Layer, rows: int, columns: int, macros: int, most_copies: int = 0) -> Mapping:
+def map_layer(
+    layer: Layer, rows: int, columns: int, macros: int, *, most_loads: int = 0, most_copies: int = 0
+) -> Mapping:
     """Return the mapping with the fewest cycles on ``macros`` arrays of ``rows`` x ``columns`` weights.
 
     All numbers of blocks are tried. All rounds but the last are full. They take one cycle per vector, as any
     round does in which more than half of the places have a tile of their own. Among equal cycles, the mapping
-    with the fewest tiles (conversions) is chosen, then with the fewest loads of macros, if ``most_copies``
-    limits the copies of a tile (0: no limit), then with the fewest blocks. O(min(rows, columns)).
+    with the fewest tiles (conversions), and then with the fewest blocks, is chosen.
+
+    ``most_copies`` limits the copies of a tile, ``most_loads`` the loads of macros (0: no limit). Mappings
+    that exceed the limit of loads least are chosen first, and among equal cycles and tiles the fewest loads.
+    O(min(rows, columns)).
 
     Examples:
         A 3 x 3 convolution of 16 channels and 20 filters at 100 positions, on two arrays of 64 x 16 weights:
@@ -86,13 +91,19 @@ def map_layer(layer: Layer, rows: int, columns: int, macros: int, most_copies: i
     tiles = row_tiles * column_tiles * layer.groups
     places = macros * blocks
     full_rounds, rest = tiles // places, tiles % places
-    # The tiles of the last round fill the places with copies, at most one per vector.
+    # The tiles of the last round fill the places with copies, at most one per vector. With a limit they fill
+    # the loads that are left, or those that they need without copies.
+    usable = places
+    if most_loads:
+        needed = -(-rest // blocks)
+        usable = np.minimum(np.maximum(most_loads - full_rounds * macros, needed), macros) * blocks
     most = min(layer.vectors, most_copies or layer.vectors)
-    copies = np.where(rest > 0, np.minimum(places // np.maximum(rest, 1), most), 1)
+    copies = np.where(rest > 0, np.minimum(usable // np.maximum(rest, 1), most), 1)
     cycles = full_rounds * layer.vectors + np.where(rest > 0, -(-layer.vectors // copies), 0)
     sets = full_rounds * macros + -(-rest * copies // blocks)
-    saved = sets if most_copies else np.zeros_like(sets)
-    best = int(np.lexsort((blocks, saved, row_tiles + column_tiles, cycles))[0])
+    excess = np.maximum(sets - most_loads, 0) if most_loads else np.zeros_like(sets)
+    saved = sets if most_loads else excess
+    best = int(np.lexsort((blocks, saved, row_tiles + column_tiles, cycles, excess))[0])
     chosen = (blocks, row_tiles, column_tiles, tiles, full_rounds, rest, copies, cycles, sets)
     values = [int(column[best]) for column in chosen]
     used, row_count, column_count, tile_count, full, left, copied, vector_cycles, set_count = values

@@ -17,7 +17,7 @@ The following is not modelled:
 - leakage, clock trees, control, and transfers between chips;
 - cells outside the blocks on the diagonal: they hold 0, so that their multipliers do not switch;
 - overlapping windows of a convolution: each output position reads all its inputs (im2col);
-- packing of several narrow weights into the cells of a wide one;
+- packing of several narrow weights into the cells of a wide one, and of several layers into one load;
 - noise and clipping of analog sums, which lower the accuracy and not the speed.
 """
 
@@ -48,8 +48,8 @@ _RESIDENCY = ("auto", "resident", "reload")
 _BITS_PER_BYTE = 8
 _TRANSCENDENTAL_FLOPS = 8.0
 """Vector operations per transcendental function, as in the roofline."""
-_COPY_LIMITS = (0, *(1 << power for power in range(12, -1, -1)))
-"""Limits of copies of a weight that are tried, from none (0) to one copy."""
+_LIMITS = (0, *(1 << power for power in range(16, -1, -1)))
+"""Limits of the macro loads of a product, or of the copies of a weight, that are tried (0: no limit)."""
 _MOST_MACS = 2.0**56
 """Multiplications of an operation, with 64 slices of weights, that integers of 64 bits can count."""
 _PARTIAL_SUM = "i32"
@@ -196,8 +196,8 @@ class Imc:
         """Return the work of each node, with the operand types of its product.
 
         Weights are resident in mode ``auto`` if the loads of all products fit into the weight sets of all
-        macros, with at most as many copies of each weight as fit. Products of a loop count once per
-        iteration.
+        macros, for one of the limits of loads of each product. The largest limit that fits is used. Products
+        of a loop count once per iteration.
         """
         ops = operations_on(graph, device)
         table = graph.contractions
@@ -209,19 +209,19 @@ class Imc:
             return self._work(ops, device, operands, diagnostics, is_resident=False)
         sets = (self.macros or macro.macros) * macro.weight_sets
         loads = nan
-        for most_copies in _COPY_LIMITS:
-            products = self._products(ops, macro, operands, most_copies)
+        for most_loads in _LIMITS:
+            products = self._products(ops, macro, operands, most_loads)
             loads = float(np.dot(products.mapped("weight_sets"), graph.executions[products.rows]))
             if loads <= sets:  # False if the number of executions is unknown
-                return self._work(ops, device, operands, diagnostics, is_resident=True, limit=most_copies)
+                return self._work(ops, device, operands, diagnostics, is_resident=True, limit=most_loads)
         if self.weights == "auto":
             text = f"weights take {loads:,.0f} macro loads, {sets:,} fit: operations reload their weights"
             _warn(diagnostics, device, "reload", text, int(_is_product(ops).sum()))
         return self._work(ops, device, operands, diagnostics, is_resident=self.weights == "resident")
 
-    def _products(self, ops: Operations, macro: ImcMacro, operands: _Operands, most_copies: int) -> _Products:
-        """Return the products of known size with their mappings: with the fewest cycles and ``most_copies``,
-        or for -1 the fewest cycles of writing the weights and computing.
+    def _products(self, ops: Operations, macro: ImcMacro, operands: _Operands, most_loads: int) -> _Products:
+        """Return the products of known size with their mappings: the fewest cycles within ``most_loads``, or
+        for -1 the fewest cycles of writing the weights and computing.
         """
         sizes = np.stack([ops.dim(name) for name in ("batch", "m", "n", "k")])
         with np.errstate(over="ignore", invalid="ignore"):
@@ -238,10 +238,10 @@ class Imc:
         array = (macro.weight_rows, macro.weight_columns, self.macros or macro.macros)
         mappings: list[Mapping] = []
         for layer, bits in zip(layers, input_bits.tolist(), strict=True):
-            candidates = [
-                map_layer(layer, *array, limit)
-                for limit in (_COPY_LIMITS if most_copies < 0 else (most_copies,))
-            ]
+            if most_loads >= 0:
+                mappings.append(map_layer(layer, *array, most_loads=most_loads))
+                continue
+            candidates = [map_layer(layer, *array, most_copies=limit) for limit in _LIMITS]
             steps = macro.steps(bits)
             cycles = [mapping.vector_cycles * steps + _write_cycles(macro, mapping) for mapping in candidates]
             mappings.append(candidates[cycles.index(min(cycles))])
@@ -266,7 +266,7 @@ class Imc:
     ) -> _Work:
         """Return the work of each operation; NaN without macros, and for collectives and unknown sizes.
 
-        ``limit`` is the largest number of copies of resident weights (0: no limit).
+        ``limit`` is the limit of macro loads of each product with resident weights (0: no limit).
         """
         work = _Work(
             times_ns=np.zeros((4, len(ops))),

@@ -27,23 +27,30 @@ def splits(tiles: int, rounds: int, places: int) -> Iterator[tuple[int, ...]]:
             yield (first, *others)
 
 
-def round_cycles(tiles: int, places: int, vectors: int, most_copies: int) -> int:
-    """Smallest number of cycles of a round: all numbers of copies, vectors dealt to the copies one by one."""
-    best = None
+def rounds_of(
+    split: tuple[int, ...], blocks: int, macros: int, vectors: int, most_copies: int
+) -> Iterator[tuple[int, int]]:
+    """Yield cycles and macro loads for all numbers of copies in each round, vectors dealt one by one."""
+    if not split:
+        yield 0, 0
+        return
+    tiles = split[0]
+    places = macros * blocks
     for copies in range(1, min(places // tiles, most_copies or places) + 1):
         dealt = [0] * copies
         for vector in range(vectors):
             dealt[vector % copies] += 1
-        best = max(dealt) if best is None else min(best, max(dealt))
-    assert best is not None
-    return best
+        loads = next(count for count in range(1, macros + 1) if count * blocks >= tiles * copies)
+        for cycles, others in rounds_of(split[1:], blocks, macros, vectors, most_copies):
+            yield cycles + max(dealt), others + loads
 
 
 def enumerated(
-    layer: Layer, rows: int, columns: int, macros: int, most_copies: int = 0
+    layer: Layer, array: tuple[int, int, int], most_loads: int = 0, most_copies: int = 0
 ) -> tuple[int, Fraction]:
-    """Return the fewest cycles of all mappings, and the utilization with these cycles."""
-    results: list[tuple[int, int]] = []
+    """Return the fewest cycles of all mappings that exceed the loads least, and their utilization."""
+    rows, columns, macros = array
+    results: list[tuple[int, int, int]] = []
     for blocks in range(1, min(rows, columns) + 1):
         block_rows, block_columns = rows // blocks, columns // blocks
         tiles = [
@@ -56,17 +63,18 @@ def enumerated(
         places = macros * blocks
         used = sum(1 for i, o in tiles for _ in i for _ in o for _ in range(layer.vectors))
         fewest = next(rounds for rounds in range(1, len(tiles) + 1) if rounds * places >= len(tiles))
-        results += [
-            (sum(round_cycles(count, places, layer.vectors, most_copies) for count in split), used)
-            for split in splits(len(tiles), fewest, places)
-        ]
-    cycles, used = min(results)
+        for split in splits(len(tiles), fewest, places):
+            results += [
+                (max(loads - most_loads, 0) if most_loads else 0, cycles, used)
+                for cycles, loads in rounds_of(split, blocks, macros, layer.vectors, most_copies)
+            ]
+    _, cycles, used = min(results)
     return cycles, Fraction(used, cycles * macros * rows * columns)
 
 
-def random_cases() -> list[tuple[Layer, int, int, int]]:
+def random_cases() -> list[tuple[Layer, tuple[int, int, int]]]:
     draw = random.Random(7)
-    cases: list[tuple[Layer, int, int, int]] = []
+    cases: list[tuple[Layer, tuple[int, int, int]]] = []
     while len(cases) < 200:
         rows, columns, macros = draw.randint(1, 9), draw.randint(1, 9), draw.randint(1, 4)
         layer = Layer(
@@ -80,16 +88,19 @@ def random_cases() -> list[tuple[Layer, int, int, int]]:
             layer.groups * -(-layer.inputs // (rows // blocks)) * -(-layer.outputs // (columns // blocks))
         )
         if most_tiles <= 5 * macros:  # the enumeration of rounds grows exponentially
-            cases.append((layer, rows, columns, macros))
+            cases.append((layer, (rows, columns, macros)))
     return cases
 
 
 @pytest.mark.parametrize("case", random_cases(), ids=str)
-@pytest.mark.parametrize("most_copies", [0, 1, 2])
-def test_random_layers_equal_the_enumeration(case: tuple[Layer, int, int, int], most_copies: int) -> None:
-    layer, rows, columns, macros = case
-    mapping = map_layer(layer, rows, columns, macros, most_copies)
-    cycles, utilization = enumerated(layer, rows, columns, macros, most_copies)
+@pytest.mark.parametrize("limits", [(0, 0), (1, 0), (3, 0), (0, 1), (0, 2)])
+def test_random_layers_equal_the_enumeration(
+    case: tuple[Layer, tuple[int, int, int]], limits: tuple[int, int]
+) -> None:
+    layer, array = case
+    most_loads, most_copies = limits
+    mapping = map_layer(layer, *array, most_loads=most_loads, most_copies=most_copies)
+    cycles, utilization = enumerated(layer, array, most_loads, most_copies)
     assert mapping.vector_cycles == cycles
     assert mapping.utilization == pytest.approx(float(utilization), rel=1e-12)
 
@@ -103,9 +114,8 @@ def test_lines_of_cells_and_prime_sizes(
     array: tuple[int, int, int], inputs: int, outputs: int, vectors: int
 ) -> None:
     layer = Layer(groups=1, vectors=vectors, inputs=inputs, outputs=outputs)
-    rows, columns, macros = array
-    cycles, utilization = enumerated(layer, rows, columns, macros)
-    mapping = map_layer(layer, rows, columns, macros)
+    cycles, utilization = enumerated(layer, array)
+    mapping = map_layer(layer, *array)
     assert mapping.vector_cycles == cycles
     assert mapping.utilization == pytest.approx(float(utilization), rel=1e-12)
 
