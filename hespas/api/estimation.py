@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import zip_longest
 from math import inf, isnan, nan
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -27,8 +28,8 @@ from hespas.api.lowering import STEP_ESTIMATOR, Granularity, granularity_of, mer
 from hespas.converters.format import SourceFormat
 from hespas.estimators import as_run_on, load_estimator
 from hespas.estimators.configuration import default_configuration
-from hespas.estimators.interface import estimate_with, for_job, with_option
-from hespas.estimators.rates import StepEnergy, step_energy
+from hespas.estimators.interface import EnergyModel, estimate_with, for_job, with_option
+from hespas.estimators.rates import OperationCosts, StepEnergy, step_energy
 from hespas.estimators.step_intervals import weighed
 from hespas.files.documents import Count, Figure, document_bytes
 from hespas.graph import Diagnostics, Estimate, OpClass, OpGraph, Profile, Workload
@@ -63,6 +64,7 @@ class NodeEstimates(Result):
     """Estimates of a workload and energies of a step, one per rank class.
 
     ``workload`` is the estimated workload, whose operations are merged by ``granularity`` (None: not merged).
+    ``costs`` are of each rank class, if the estimator models energy and operations are not merged to regions.
     """
 
     workload: Workload
@@ -73,6 +75,7 @@ class NodeEstimates(Result):
     hardware: str = ""
     estimator: str = ""
     diagnostics: Diagnostics = field(default_factory=Diagnostics)
+    costs: tuple[OperationCosts, ...] = ()
 
     def headline(self) -> str:
         """Return the summary line: source, device, estimator, number of operations and the share with
@@ -161,12 +164,16 @@ def estimate(
     chosen = granularity_of(workload, granularity)
     workload = merged(workload, chosen, sink)
     estimates: list[Estimate] = []
+    costs: list[OperationCosts] = []
     own = Diagnostics()
     for done, graph in enumerate(workload.classes):
         if progress:
             progress(done, len(workload.classes))
         own_graph = of_own_ranks(workload, done, graph)
-        estimates.append(estimate_with(model, as_run_on(own_graph, device, sink), device, own))
+        as_run = as_run_on(own_graph, device, sink)
+        estimates.append(estimate_with(model, as_run, device, own))
+        if isinstance(model, EnergyModel):
+            costs.append(model.operation_costs(as_run, device))
         waits = is_recorded_wait(graph)
         sink.info(
             "estimate.recorded-waits",
@@ -176,13 +183,24 @@ def estimate(
             count=int(waits.sum()),
         )
     sink.extend(weighed(own, workload, estimates, device.name))
+    energies = [
+        step_energy(graph, device, total_duration_ns(op_class_summary(graph, estimated)), cost)
+        for graph, estimated, cost in zip_longest(workload.classes, estimates, costs)
+    ]
     if chosen == "region":
         workload, estimates = _estimates_of_regions(workload, estimates, model.name)
-    energies = [
-        step_energy(graph, device, total_duration_ns(op_class_summary(graph, estimated)))
-        for graph, estimated in zip(workload.classes, estimates, strict=True)
-    ]
-    return NodeEstimates(workload, tuple(estimates), tuple(energies), chosen, name, hardware, estimator, sink)
+        costs = []
+    return NodeEstimates(
+        workload=workload,
+        estimates=tuple(estimates),
+        energies=tuple(energies),
+        granularity=chosen,
+        source=name,
+        hardware=hardware,
+        estimator=estimator,
+        diagnostics=sink,
+        costs=tuple(costs),
+    )
 
 
 def simulated_step(done: NodeEstimates) -> Simulation | None:
@@ -300,6 +318,13 @@ _NODE_HEADER = (
 )  # fmt: skip
 
 
+_COST_HEADER = (
+    Column("energy_j", kind="number"),
+    Column("array_cycles", kind="number"),
+    Column("array_utilization", kind="number"),
+)
+
+
 def write_estimates_csv(done: NodeEstimates, path: Path, *, overwrite: bool = False) -> None:
     """Write one row per operation of each rank class atomically, as Parquet if the name ends in ``.parquet``,
     else as CSV, where an unknown figure is an empty field. ``-`` is standard output. Raises ``OutputError``
@@ -346,7 +371,18 @@ def _node_tables(done: NodeEstimates) -> Iterator[Table]:
             "low_ns": estimated.low_ns,
             "high_ns": estimated.high_ns,
         }
-        yield Table(_NODE_HEADER, texts | numbers)
+        if not done.costs:
+            yield Table(_NODE_HEADER, texts | numbers)
+            continue
+        costs = done.costs[index]
+        numbers |= {
+            "energy_j": costs.energy_j.sum(axis=0),
+            "array_cycles": costs.cycles,
+            "array_utilization": costs.utilization,
+        }
+        numbers |= {f"{part}_j": column for part, column in zip(costs.parts, costs.energy_j, strict=True)}
+        parts = (Column(f"{part}_j", kind="number") for part in costs.parts)
+        yield Table((*_NODE_HEADER, *_COST_HEADER, *parts), texts | numbers)
 
 
 class _EstimatedClass(msgspec.Struct, frozen=True, kw_only=True):

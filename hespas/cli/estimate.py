@@ -19,6 +19,7 @@ from hespas.report.texts import counted, energy_text, time_text
 
 if TYPE_CHECKING:
     from hespas.api import ClassTotals
+    from hespas.estimators.rates import StepEnergy
 
 __all__ = ["estimate", "estimators"]
 
@@ -166,13 +167,7 @@ def _estimate_program(call: Call, out: Path | None, model_explorer: Path | None)
         )
         emit(table_from_rows(header, lines).to_text())
         for energy in done.energies[index : index + 1]:
-            figures: list[str] = []
-            if not isnan(energy.at_least_j):
-                figures.append(f"{energy_text(energy.at_least_j)} or more (arithmetic and main memory)")
-            if not isnan(energy.at_tdp_j):
-                figures.append(f"{energy_text(energy.at_tdp_j)} at {energy.tdp_w:g} W")
-            if figures:
-                emit(f"energy: {', '.join(figures)}")
+            _print_energy(energy)
     if node_data:
         others = (
             (node_data.fused, "fused into these"),
@@ -184,6 +179,36 @@ def _estimate_program(call: Call, out: Path | None, model_explorer: Path | None)
             f"{place}: {node_data.timed:,} of {counted(node_data.operations, 'operation')} with a time"
             + "".join(f", {count:,} {text}" for count, text in others if count)
         )
+
+
+def _print_energy(energy: StepEnergy) -> None:
+    """Print the energy of a step: by part of the device, or else a lower bound and the energy at the power
+    limit.
+    """
+    figures: list[str] = []
+    if energy.parts:
+        if not isnan(energy.array_cycles):
+            used = f"{energy.array_utilization:.1%} of the multipliers used"
+            emit(f"array: {energy.array_cycles:,.0f} cycles per step, {used}")
+        figures.append(f"{energy_text(energy.at_least_j)} per rank and step, without leakage")
+    elif not isnan(energy.at_least_j):
+        figures.append(f"{energy_text(energy.at_least_j)} or more (arithmetic and main memory)")
+    if not isnan(energy.at_tdp_j):
+        figures.append(f"{energy_text(energy.at_tdp_j)} at {energy.tdp_w:g} W")
+    if figures:
+        emit(f"energy: {', '.join(figures)}")
+    if energy.parts:
+        header = (
+            *columns("text", "part", write=lambda part: part.replace("_", " ")),
+            *columns("number", "energy", write=energy_text),
+            *columns("share", "share", unknown="-"),
+        )
+        lines = [
+            (row.part, row.energy_j, row.energy_j / energy.at_least_j)
+            for row in sorted(energy.parts, key=lambda row: -row.energy_j)
+            if row.energy_j
+        ]
+        emit(table_from_rows(header, lines).to_text())
 
 
 def _at_least(total_ns: float, unknown: float) -> str:

@@ -15,7 +15,7 @@ from typing import NamedTuple, Protocol, cast, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from hespas.estimators.rates import group_ranks_per_node, message_ranks_per_node
+from hespas.estimators.rates import OperationCosts, group_ranks_per_node, message_ranks_per_node
 from hespas.graph import Diagnostics, Estimate, NodeKind, OpClass, OpGraph
 from hespas.graph.columns import BoolArray, FloatArray, IntArray, constant
 from hespas.graph.errors import InvariantError, UnsupportedError, clipped
@@ -26,6 +26,7 @@ from hespas.operations import Operations, between_ranks, operations_of
 __all__ = [
     "Availability",
     "CasePrediction",
+    "EnergyModel",
     "Estimator",
     "OperationModel",
     "Prediction",
@@ -149,6 +150,15 @@ class CasePrediction:
     duration_ns: FloatArray
     low_ns: FloatArray
     high_ns: FloatArray
+
+
+@runtime_checkable
+class EnergyModel(Protocol):
+    """Interface of estimators that also model the energy of each operation, by part of the device."""
+
+    def operation_costs(self, graph: OpGraph, device: Device) -> OperationCosts:
+        """Return the energy of one execution of each node, by part."""
+        ...
 
 
 @runtime_checkable

@@ -57,7 +57,9 @@ __all__ = [
     "COLLECTIVE_KINDS",
     "Algorithm",
     "Efficiencies",
+    "EnergyPart",
     "NetworkCosts",
+    "OperationCosts",
     "PeakTimes",
     "StepEnergy",
     "collective_costs",
@@ -301,24 +303,64 @@ def within_roof(times_ns: FloatArray, ops: Operations, device: Device) -> FloatA
     return np.where(np.isnan(times_ns), times_ns, np.maximum(times_ns, roof_ns(ops, device)))
 
 
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class OperationCosts:
+    """Costs of one execution of each node, from an estimator that models energy. ``energy_j`` has shape
+    ``(parts, nodes)``. ``cycles`` are of the array that multiplies matrices, ``utilization`` is the share of
+    its multipliers that do useful work (0..1); both are NaN for other operations.
+    """
+
+    parts: tuple[str, ...]
+    energy_j: FloatArray
+    cycles: FloatArray
+    utilization: FloatArray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnergyPart:
+    """Energy of one part of a device in a step [J], such as ``adc``."""
+
+    part: str
+    energy_j: Figure
+
+
 @dataclass(frozen=True, slots=True)
 class StepEnergy:
     """Energy of one step on one rank [J]; NaN if unknown.
 
     ``at_least_j`` is a lower bound: the energy of the components for which the device file has figures.
     ``at_tdp_j`` is the step time multiplied by the thermal design power of the board, ``tdp_w`` [W].
+
+    Estimators that model energy give ``parts``, whose sum is ``at_least_j``, and the ``array_cycles`` of
+    matrix products with the ``array_utilization`` (0..1) over these cycles.
     """
 
     at_least_j: Figure
     at_tdp_j: Figure
     tdp_w: Figure
+    parts: tuple[EnergyPart, ...] = ()
+    array_cycles: Figure = nan
+    array_utilization: Figure = nan
 
 
 @np.errstate(over="ignore", invalid="ignore")  # sums past what a float holds are infinite
-def step_energy(graph: OpGraph, device: Device, duration_ns: float) -> StepEnergy:
-    """Return the energy of one step that takes ``duration_ns``. O(nodes)."""
-    least_j = known_sum(node_energy_j(graph, device) * graph.executions)
-    return StepEnergy(least_j, tdp_energy_j(device, duration_ns), device.tdp_w)
+def step_energy(
+    graph: OpGraph, device: Device, duration_ns: float, costs: OperationCosts | None = None
+) -> StepEnergy:
+    """Return the energy of one step that takes ``duration_ns``, by the ``costs`` of its operations or else by
+    the figures of the device file. O(nodes).
+    """
+    tdp_j = tdp_energy_j(device, duration_ns)
+    if costs is None:
+        least_j = known_sum(node_energy_j(graph, device) * graph.executions)
+        return StepEnergy(least_j, tdp_j, device.tdp_w)
+    energies_j = [known_sum(energy_j * graph.executions) for energy_j in costs.energy_j]
+    parts = (EnergyPart(part=part, energy_j=j) for part, j in zip(costs.parts, energies_j, strict=True))
+    cycles = costs.cycles * graph.executions
+    total_cycles = known_sum(cycles)
+    used = known_sum(cycles * costs.utilization) / total_cycles if total_cycles else nan
+    least_j = known_sum(np.array(energies_j))
+    return StepEnergy(least_j, tdp_j, device.tdp_w, tuple(parts), total_cycles, used)
 
 
 @np.errstate(over="ignore", invalid="ignore")

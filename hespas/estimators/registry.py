@@ -39,6 +39,7 @@ BUILTIN: dict[str, str] = {
     "roofline": "hespas.estimators.roofline:Roofline",
     "calibrated": "hespas.estimators.calibrated:Calibrated",
     "systolic": "hespas.estimators.systolic:Systolic",
+    "imc": "hespas.estimators.imc:Imc",
     "collectives": "hespas.estimators.collectives:Collectives",
     "database": "hespas.estimators.database:Database",
     "composite": "hespas.estimators.composite:Composite",

@@ -30,6 +30,7 @@ __all__ = [
     "Level",
     "StepInterval",
     "StepIntervals",
+    "adds_intervals",
     "device_level",
     "step_factors",
     "step_intervals",
@@ -44,6 +45,8 @@ Level = Literal["measured", "new device"]
 LEVELS: tuple[Level, ...] = get_args(Level)
 _COMPARED = frozenset({"composite", "training"})
 """Estimators whose steps have been compared with measured ones."""
+_BOUNDED = frozenset({"imc"})
+"""Estimators whose intervals are bounds of each operation, which add up to bounds of the step."""
 
 
 class StepInterval(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -101,6 +104,11 @@ def step_factors(kind: WorkloadKind, device: Device, estimator: str) -> tuple[fl
         return nan, nan
     interval = step_intervals().get((kind, device_level(kind, device)))
     return (interval.low, interval.high) if interval else (nan, nan)
+
+
+def adds_intervals(estimator: str) -> bool:
+    """Return True if the interval of a step is the sum of the intervals of its operations."""
+    return estimator.partition(":")[0] in _BOUNDED
 
 
 _FINDINGS: Mapping[str, str] = {

@@ -11,6 +11,7 @@ from hespas.hardware.device_fits import ANY, Fit, FitBand, FitError, FitParamete
 from hespas.hardware.devices import (
     Device,
     Efficiency,
+    ImcMacro,
     Link,
     Memory,
     Peak,
@@ -54,6 +55,7 @@ __all__ = [
     "FitError",
     "FitParameter",
     "FitRange",
+    "ImcMacro",
     "Link",
     "Memory",
     "Peak",

@@ -4,10 +4,10 @@ Every figure is per device (one GPU, one TPU chip, one CPU socket set), in base 
 ns), dense unless marked, and has a source. Unknown is NaN (real numbers) or -1 (counts).
 
 Keys of a device file: properties of the device, ``peaks``, ``memories``, ``links``, ``efficiencies``,
-``fits`` (lists of tables), ``systolic`` (a table), and ``sources``, a table of texts that the ``source`` of
-every row refers to. ``learned_models`` lists cards of learned models by their paths, relative to the file and
-within its folder; only this key names files. Unknown keys are errors. An error has file, key, expectation and
-remedy.
+``fits`` (lists of tables), ``systolic`` and ``imc`` (tables), and ``sources``, a table of texts that the
+``source`` of every row refers to. ``learned_models`` lists cards of learned models by their paths, relative
+to the file and within its folder; only this key names files. Unknown keys are errors. An error has file, key,
+expectation and remedy.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import isnan, nan
+from math import ceil, isnan, nan
 from pathlib import Path
-from typing import Literal, cast
+from typing import Annotated, Literal, cast
 
-from msgspec import structs
+from msgspec import Meta, structs
 
 from hespas.files.output import write_atomically
 from hespas.files.trust import file_in_folder_of
@@ -58,6 +58,8 @@ __all__ = [
     "Device",
     "DeviceKind",
     "Efficiency",
+    "ImcDomain",
+    "ImcMacro",
     "Link",
     "LinkKind",
     "Memory",
@@ -80,8 +82,10 @@ operations.
 
 Density = Literal["dense", "sparse"]
 
-DeviceKind = Literal["gpu", "tpu", "cpu", "accelerator"]
-"""``accelerator``: a device with matrix units that is neither a GPU nor a TPU (Gaudi, Trainium)."""
+DeviceKind = Literal["gpu", "tpu", "cpu", "accelerator", "imc"]
+"""``accelerator``: a device with matrix units that is neither a GPU nor a TPU (Gaudi, Trainium). ``imc``: a
+chip of in-memory-computing macros, which the table ``imc`` describes.
+"""
 
 MemoryLevel = Literal["main", "cache", "scratchpad"]
 
@@ -90,6 +94,32 @@ LinkKind = Literal["scale_up", "scale_out", "pcie"]
 Topology = Literal["switch", "ring", "fully_connected", "torus2d", "torus3d"]
 
 SubbyteStorage = Literal["packed", "byte"]
+
+ImcDomain = Literal["analog", "digital"]
+"""``analog``: the sums of columns are converted by ADCs. ``digital``: adder trees sum the products."""
+
+_Whole = Annotated[
+    int, Meta(ge=-1, le=1 << 40, description="a whole number that is 0 or more, or -1 (unknown), up to 2^40")
+]
+
+_Cells = Annotated[int, Meta(ge=1, le=1 << 16, description="a whole number from 1 to 65536")]
+"""Rows or columns of an array. Mappings try all numbers of blocks, so their time and memory grow with it."""
+
+_Macros = Annotated[int, Meta(ge=1, le=1 << 20, description="a whole number from 1 to 1048576")]
+
+_Bits = Annotated[int, Meta(ge=1, le=64, description="a whole number from 1 to 64")]
+
+_BitsOrUnknown = Annotated[
+    int,
+    Meta(
+        ge=-1,
+        le=64,
+        description="a whole number from 1 to 64, or -1 (unknown)",
+        extra={"unknown": "-1", "within": bool},
+    ),
+]
+
+_Share = Annotated[float, Meta(gt=0, le=1, description="a number above 0, up to 1")]
 
 
 class Peak(TomlRow, frozen=True, kw_only=True):
@@ -191,6 +221,108 @@ class SystolicArray(TomlRow, frozen=True, kw_only=True):
     source: Text
 
 
+class ImcMacro(TomlRow, frozen=True, kw_only=True):
+    """In-memory-computing macros of a chip: arrays of cells that multiply stored weights by inputs.
+
+    A macro has ``rows`` x ``columns`` cells. A weight takes ``rows_per_weight`` x ``columns_per_weight``
+    cells, and ``weight_sets`` weights share the circuits of one position. In one step, all positions of one
+    set multiply their weight by ``input_bits_per_step`` bits of the input of their row, and each weight
+    column sums its products. Figures that a file leaves out (-1, NaN) are derived in
+    :mod:`hespas.estimators.imc`.
+
+    ``input_bits`` and ``weight_bits`` are the widths of one operand; wider operands take more steps and more
+    columns. ``dac_bits`` is the resolution of one DAC (-1: all bits of a step). ``conversions_per_step`` is
+    above 1 if columns share an ADC. ``clock_hz`` is the rate of conversions; NaN derives it from the delays.
+
+    ``multiplier_gates_per_weight`` and ``lines_per_weight`` count the one-bit multipliers and the word and
+    bit lines that an input step switches for one weight. ``adder_bits_per_column``,
+    ``accumulator_bits_per_column`` and ``register_bits_per_column`` count the full adders that depend on the
+    data, the full adders that switch in every step, and the flip-flops, for one weight column. ``path_gates``
+    is the longest digital path of a step, in delays of a NAND gate. ``input_activity`` and
+    ``weight_activity`` are the shares of input bits that toggle and of weight bits that are 1.
+
+    ``dac_energy_pj`` and ``adc_energy_pj`` are for one conversion, ``cell_energy_pj`` is for one cell and
+    step, ``accumulate_energy_pj`` for one weight column and step. ``write_bits_per_cycle`` is the number of
+    cells that a macro writes in a cycle (-1: a row). ``area_mm2`` is the area of all macros together.
+    """
+
+    domain: ImcDomain
+    macros: _Macros
+    rows: _Cells
+    columns: _Cells
+    rows_per_weight: _Cells = 1
+    columns_per_weight: _Cells
+    weight_sets: _Cells = 1
+    weight_bits: _Bits
+    input_bits: _Bits
+    input_bits_per_step: _Bits
+    dacs_per_row: _Whole = -1
+    dac_bits: _BitsOrUnknown = -1
+    adcs_per_column: _Whole = -1
+    conversions_per_step: _Cells = 1
+    adc_bits: _BitsOrUnknown = -1
+    clock_hz: PositiveOrNan
+    node_nm: Positive
+    supply_v: Positive
+    gate_capacitance_ff: Positive
+    gate_delay_ns: Positive
+    input_activity: _Share
+    weight_activity: _Share
+    multiplier_gates_per_weight: _Whole = -1
+    lines_per_weight: _Whole = -1
+    adder_bits_per_column: _Whole = -1
+    accumulator_bits_per_column: _Whole = -1
+    register_bits_per_column: _Whole = -1
+    path_gates: PositiveOrNan = nan
+    dac_energy_pj: NotNegativeOrNan = nan
+    cell_energy_pj: NotNegativeOrNan = nan
+    adc_energy_pj: NotNegativeOrNan = nan
+    accumulate_energy_pj: NotNegativeOrNan = nan
+    write_energy_pj_per_bit: NotNegativeOrNan = nan
+    write_bits_per_cycle: CountOrUnknown = -1
+    area_mm2: PositiveOrNan = nan
+    source: Text
+    circuit_source: Text
+    activity_source: Text
+    note: Text = ""
+
+    @property
+    def weight_rows(self) -> int:
+        """Number of weights that one column sums in a step; 0 if the rows do not hold one weight."""
+        return self.rows // (self.rows_per_weight * self.weight_sets)
+
+    @property
+    def weight_columns(self) -> int:
+        """Number of weights side by side; 0 if the columns do not hold one weight."""
+        return self.columns // self.columns_per_weight
+
+    @property
+    def cells_per_weight(self) -> int:
+        """Number of cells that hold one weight."""
+        return self.rows_per_weight * self.columns_per_weight
+
+    @property
+    def converters_per_row(self) -> int:
+        """Number of DACs of one weight row: 1 by default in analog macros with inputs of several bits."""
+        if self.domain == "digital":
+            return 0
+        return self.dacs_per_row if self.dacs_per_row >= 0 else int(self.input_bits_per_step > 1)
+
+    @property
+    def converters_per_column(self) -> int:
+        """Number of ADCs of one weight column: one per column of cells by default in analog macros."""
+        if self.domain == "digital":
+            return 0
+        return self.adcs_per_column if self.adcs_per_column >= 0 else self.columns_per_weight
+
+    def steps(self, input_bits: float = nan) -> int:
+        """Return the number of cycles of one input vector: steps of ``input_bits`` (NaN: the macro's), times
+        conversions per step.
+        """
+        bits = input_bits if input_bits > 0 else self.input_bits
+        return ceil(bits / self.input_bits_per_step) * self.conversions_per_step
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
     """Device as its file describes it. ``units`` is the number of its compute units, which are called
@@ -221,6 +353,7 @@ class Device:
     links: tuple[Link, ...] = ()
     efficiencies: tuple[Efficiency, ...] = ()
     systolic: SystolicArray | None = None
+    imc: ImcMacro | None = None
     own_fits: tuple[Fit, ...] = ()
     fits_of: str = ""
     own_lines: tuple[Fit, ...] = ()
@@ -294,6 +427,7 @@ class _DeviceFile(TomlRow, frozen=True, kw_only=True):
     links: tuple[Link, ...] = ()
     efficiencies: tuple[Efficiency, ...] = ()
     systolic: SystolicArray | None = None
+    imc: ImcMacro | None = None
     fits: tuple[FitRow, ...] = ()
     fits_of: Text = ""
     learned_models: tuple[Text, ...] = ()
@@ -341,7 +475,9 @@ def _check_device(file: _DeviceFile, table: Mapping[str, object], path: Path) ->
     if not file.sources:
         hint = 'add [sources] and below it a key per source: vendor = "data sheet, title and date"'
         raise toml_error(path, "sources", "expected at least one source", hint)
-    rows = {"": table} | ({} if file.systolic is None else {"systolic.": structs.asdict(file.systolic)})
+    rows: dict[str, Mapping[str, object]] = {"": table}
+    arrays: dict[str, TomlRow | None] = {"systolic.": file.systolic, "imc.": file.imc}
+    rows |= {where: structs.asdict(array) for where, array in arrays.items() if array is not None}
     for name in ("peaks", "memories", "links", "efficiencies"):
         items = cast("list[dict[str, object]]", table.get(name, []))
         rows |= {f"{name}[{index}].": row for index, row in enumerate(items)}
@@ -382,9 +518,22 @@ def _check_device(file: _DeviceFile, table: Mapping[str, object], path: Path) ->
     refuse_repeats(path, "memories", ((memory.name,) for memory in file.memories))
     refuse_repeats(path, "links", ((link.kind, link.name) for link in file.links))
     refuse_repeats(path, "efficiencies", ((row.op_class, row.dtype) for row in file.efficiencies))
+    _check_macro(file, path)
     if file.fits_of and not has_shipped_fits(file.fits_of):
         hint = f"leave it out, or name one of {', '.join(devices_with_fits())}"
         raise toml_error(path, "fits_of", f"no fits ship for a device '{clipped(file.fits_of)}'", hint)
+
+
+def _check_macro(file: _DeviceFile, path: Path) -> None:
+    """Check that devices of kind ``imc``, and no others, have a table ``imc`` whose cells hold a weight."""
+    macro = file.imc
+    if (file.kind == "imc") != (macro is not None):
+        wrong = f"expected a table [imc] exactly if kind = 'imc', got kind = '{file.kind}'"
+        raise toml_error(path, "imc", wrong, "set kind = 'imc' and add the table, or leave out both")
+    if macro is not None and not (macro.weight_rows and macro.weight_columns):
+        wrong = f"{macro.rows} x {macro.columns} cells do not hold one weight"
+        hint = "rows >= rows_per_weight x weight_sets, columns >= columns_per_weight"
+        raise toml_error(path, "imc.rows", wrong, hint)
 
 
 _SOURCE_OF = {
@@ -447,6 +596,8 @@ def device_to_toml(device: Device, *, folder: Path | None = None) -> str:
         lines += ["", "fits = [", *(f"  {fit_row(fit, scalar)}," for fit in fits), "]"]
     if device.systolic is not None:
         lines += ["", f"systolic = {_row(device.systolic)}"]
+    if device.imc is not None:
+        lines += ["", f"imc = {_row(device.imc)}"]
     lines += ["", "[sources]", *(f"{scalar(s.key)} = {scalar(s.text)}" for s in device.sources), ""]
     return "\n".join(lines)
 

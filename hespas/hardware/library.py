@@ -20,6 +20,7 @@ from hespas.hardware.devices import Device, read_device
 
 __all__ = [
     "DATA_FOLDER",
+    "IMC_FOLDER",
     "DeviceIndex",
     "all_device_names",
     "canonical_name",
@@ -41,6 +42,8 @@ __all__ = [
 
 
 DATA_FOLDER = Path(__file__).parent / "data"
+IMC_FOLDER = Path(__file__).parent / "imc"
+"""Files of published in-memory-computing chips, separate from the devices that tables of runs name."""
 
 _THIS_MACHINE = frozenset({"cpu", "host", "thiscpu", "localhost", "local", "x86", "x8664"})
 
@@ -136,7 +139,9 @@ def own_file(
 
 def own_device_file(name_or_path: str | os.PathLike[str]) -> Path | None:
     """Return the file of a user's own device (see :func:`own_file`)."""
-    return own_file(name_or_path, index_folder(DATA_FOLDER), "devices")
+    imc = index_folder(IMC_FOLDER)
+    is_imc = not is_path(name_or_path) and imc.known(os.fspath(name_or_path))
+    return own_file(name_or_path, imc if is_imc else index_folder(DATA_FOLDER), "devices")
 
 
 def is_path(name_or_path: str | os.PathLike[str]) -> bool:
@@ -177,7 +182,8 @@ def named_device(spelling: str) -> Device:
 
     Raises ``UsageError`` for an unknown or ambiguous name.
     """
-    return _shipped(DATA_FOLDER, find_device(spelling))
+    name = find_device(spelling)
+    return _shipped(IMC_FOLDER if name in index_folder(IMC_FOLDER).names else DATA_FOLDER, name)
 
 
 @lru_cache(maxsize=64)
@@ -194,7 +200,8 @@ def _shipped(folder: Path, name: str) -> Device:
 
 def find_device(name: str) -> str:
     """Return the canonical name of a shipped device, from any of its names. Raises ``UsageError``."""
-    return _names_by_fold().get(_fold_spelling(name)) or index_folder(DATA_FOLDER).find(name)
+    known = _names_by_fold().get(_fold_spelling(name)) or index_folder(IMC_FOLDER).known(name)
+    return known or index_folder(DATA_FOLDER).find(name)
 
 
 @cache
@@ -212,14 +219,16 @@ def canonical_name(name: str) -> str:
 @cache
 def device_names() -> tuple[str, ...]:
     """Return the names of the shipped devices, sorted; a device's file is its name with ``.toml``. They are
-    the same for all users; :func:`all_device_names` has the user's too.
+    the same for all users; :func:`all_device_names` has in-memory-computing chips and the user's devices too.
     """
     return tuple(sorted(path.stem for path in DATA_FOLDER.glob("*.toml")))
 
 
 def all_device_names() -> tuple[str, ...]:
-    """Return the names of the shipped devices, then of the user's, each sorted."""
-    return (*device_names(), *own_names("devices"))
+    """Return the names of the shipped devices, of the shipped in-memory-computing chips, then of the user's
+    devices, each sorted.
+    """
+    return (*device_names(), *index_folder(IMC_FOLDER).names, *own_names("devices"))
 
 
 def own_names(folder_name: Literal["devices", "systems"]) -> tuple[str, ...]:

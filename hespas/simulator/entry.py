@@ -13,7 +13,7 @@ import numpy as np
 
 from hespas.estimators import MissingPolicy, apply_estimate, kept_durations, warn_of_tf32
 from hespas.estimators.configuration import Configuration, default_configuration
-from hespas.estimators.step_intervals import step_factors
+from hespas.estimators.step_intervals import adds_intervals, step_factors
 from hespas.graph import Diagnostics, Estimate, NodeKind, OpGraph, Resource, Workload
 from hespas.graph.builder import region_executions
 from hespas.graph.columns import constant
@@ -74,10 +74,11 @@ def simulate(
     classes = tuple(ready_class.graph for ready_class in ready)
     chosen = _complete_options(simulator, workload, estimates)
     job = replace(workload, classes=classes)
-    paced, factors = None, (nan, nan)
+    paced, factors, is_summed = None, (nan, nan), False
     if device is not None and estimates is not None:
         settings = configuration or default_configuration(workload, device)
         factors = step_factors(settings.kind, device, settings.estimator)
+        is_summed = adds_intervals(settings.estimator)
         paced = _DeviceJob(job, estimates, device, settings, messages)
     if paced is not None and isinstance(chosen, JobScheduler | ListScheduler):
         workload, job, pressures = paced.with_host_launches(workload, chosen)
@@ -92,7 +93,7 @@ def simulate(
         done,
         workload=workload,
         classes=results,
-        interval_ns=_interval(done, classes, estimates, factors),
+        interval_ns=_interval(done, classes, estimates, factors, is_summed=is_summed),
         throughput=throughput_of(workload.metadata, done.step_ns, device),
     )
 
@@ -226,14 +227,17 @@ def _interval(
     timed: Sequence[OpGraph],
     estimates: Sequence[Estimate] | None,
     factors: tuple[float, float],
+    *,
+    is_summed: bool,
 ) -> tuple[float, float]:
     """Return the 90 % interval of the step time [ns]. ``factors`` is the interval of the ratio of real to
-    simulated step times, for this kind of step.
+    simulated step times, for this kind of step. If ``is_summed``, they follow from the sums of the intervals
+    of all operations instead.
 
     Recorded times have no error. Therefore the factors apply only to the estimated share of the work of the
     rank class that ends last.
     """
-    if estimates is None or not done.classes or isnan(factors[0]):
+    if estimates is None or not done.classes or (isnan(factors[0]) and not is_summed):
         return nan, nan
     last = max(done.classes, key=lambda result: result.finish_ns).rank_class
     graph, estimate = timed[last], estimates[last]
@@ -241,6 +245,11 @@ def _interval(
         total = np.nan_to_num(graph.duration_ns * graph.executions, posinf=np.inf)
         estimated = float(total[(estimate.duration_ns > 0) & (estimate.estimator >= 0)].sum())
         whole = float(total.sum())
+        if is_summed:
+            runs = np.where(estimate.estimator >= 0, graph.executions, 0.0)
+            columns = (estimate.low_ns, estimate.high_ns, estimate.duration_ns)
+            low_ns, high_ns, sum_ns = (float(np.nansum(column * runs)) for column in columns)
+            factors = (low_ns / sum_ns, high_ns / sum_ns) if sum_ns > 0 else (nan, nan)
     if not (estimated > 0 and np.isfinite(whole)):
         return nan, nan
     low, high = (1.0 + (factor - 1.0) * estimated / whole for factor in factors)

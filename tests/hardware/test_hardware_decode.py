@@ -103,7 +103,12 @@ def test_the_good_file_is_good(tmp_path: Path) -> None:
         ("bytes_per_s = 1e12", "bytes_per_s = nan", "memories[0].bandwidth_bytes_per_s", "positive"),
         ("launch_overhead_ns = 1000", "launch_overhead_ns = -1", "launch_overhead_ns", "0 or more or nan"),
         # not one of the allowed
-        ('kind = "gpu"', 'kind = "npu"', "kind", "expected one of gpu, tpu, cpu, accelerator; got 'npu'"),
+        (
+            'kind = "gpu"',
+            'kind = "npu"',
+            "kind",
+            "expected one of gpu, tpu, cpu, accelerator, imc; got 'npu'",
+        ),
         ('unit = "matrix"', 'unit = "tensor"', "peaks[0].unit", "expected one of matrix, vector"),
         ('topology = "ring"', 'topology = "star"', "links[0].topology", "expected one of switch, ring"),
         ('dataflow = "ws"', 'dataflow = "xx"', "systolic.dataflow", "expected one of os, ws, is"),
