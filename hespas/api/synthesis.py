@@ -241,6 +241,10 @@ _Folder = Annotated[
     str | Path | None,
     Option("Write the jobs and card.json to this folder.", flag="out", metavar="DIR", access="writes"),
 ]
+_Method = Annotated[
+    Literal["template", "n-gram", "transformer"],
+    Option("Vary the layers of a source, or draw programs from a model that learned its windows."),
+]
 _Count = Annotated[PositiveInt, Option("Set the number of jobs.", metavar="N")]
 _Above = AtLeast(1e-9)
 _Scale = Annotated[
@@ -293,6 +297,7 @@ def synthesize(
     destination: _Folder = None,
     *,
     count: _Count = 10,
+    method: _Method = "template",
     seed: Seed = 0,
     scale: _Scale = 1.0,
     nodes: _Nodes = None,
@@ -310,7 +315,9 @@ def synthesize(
     """Make jobs that keep the statistics of their sources: ranks, groups, order of operations, FLOPs,
     payloads and step time. Numbers of layers, costs of operations, extents and names are other ones.
 
-    Each job has one of the sources as its template; the sources take turns. The jobs and ``card.json`` are
+    Each job has one of the sources as its template; the sources take turns. With ``method`` ``n-gram`` or
+    ``transformer``, its program is drawn from a model that learned windows of the source; all ranks of such
+    sources must run one program without messages. The jobs and ``card.json`` are
     written to ``destination``, if given, as a folder of Chakra traces each. Equal settings make equal jobs.
     Raises ``UsageError`` for contradicting settings, ``CheckFailedError`` for a source that is not valid,
     ``UnsupportedError`` for a source without some of its ranks, and what ``read`` raises.
@@ -322,6 +329,7 @@ def synthesize(
     """
     from hespas.generators.synth.job_costs import CostSamples
     from hespas.generators.synth.jobs import JobSize, TemplateJob, templates_of
+    from hespas.generators.synth.programs import LearnedPrograms
 
     sink = diagnostics if diagnostics is not None else Diagnostics()
     if step_ms is not None and not (flops is None and collective_bytes is None):
@@ -351,9 +359,19 @@ def synthesize(
     chosen = tuple(systems) if simulates else ()
     steps = [_steps(source, chosen) for source in sources[:count]]
     made = list[tuple[TemplateJob, Workload, SyntheticJob]]()
+    programs = (
+        []
+        if method == "template"
+        else [LearnedPrograms(source, method, seed=seed) for source in sources[:count]]
+    )
     for number in range(count):
         template = number % len(templates)
-        job = TemplateJob(template=templates[template], samples=samples, seed=seed, number=number, size=size)
+        basis = templates[template]
+        if programs:
+            drawn = programs[template].workload(nodes=round(nodes or 0), seed=seed + number)
+            (basis,) = templates_of([drawn], Diagnostics())
+            samples = CostSamples.of(basis.tables)
+        job = TemplateJob(template=basis, samples=samples, seed=seed, number=number, size=size)
         workload = job.workload()
         if chosen and flops is None and collective_bytes is None:
             wanted = job.growth_of_costs * steps[template][chosen[0]] if step_ms is None else step_ms * 1e6
@@ -544,9 +562,9 @@ def _privacy(real: Sequence[JobProfile], jobs: Sequence[JobProfile]) -> list[Car
     from hespas.generators.synth.job_card import nearest_distances
 
     def copies(of: Callable[[JobProfile], bytes]) -> tuple[float, float]:
-        known = [of(profile) for profile in real]
-        among = float(np.mean([known.count(key) > 1 for key in known])) if len(real) > 1 else nan
-        return float(np.mean([of(job) in known for job in jobs])), among
+        originals = [of(profile) for profile in real]
+        among = float(np.mean([originals.count(key) > 1 for key in originals])) if len(real) > 1 else nan
+        return float(np.mean([of(job) in originals for job in jobs])), among
 
     exact, exact_real = copies(lambda job: job.identity)
     same, same_real = copies(lambda job: job.structure)

@@ -110,12 +110,12 @@ class CostSamples:
     @classmethod
     def of(cls, tables: Sequence[OperationTable]) -> CostSamples:
         """Return the costs in these tables."""
-        known = dict[str, set[float]]()
+        costs_of_sort = dict[str, set[float]]()
         for table in tables:
             for operation in table.operations:
                 if 0 < operation.cost < np.inf:
-                    known.setdefault(operation.sort, set()).add(operation.cost)
-        return cls({sort: np.array(sorted(costs)) for sort, costs in known.items()})
+                    costs_of_sort.setdefault(operation.sort, set()).add(operation.cost)
+        return cls({sort: np.array(sorted(costs)) for sort, costs in costs_of_sort.items()})
 
     def factor(self, operation: Operation, key: Key) -> float:
         """Return the factor by which the cost of an operation changes: part of the way to one of the nearest

@@ -24,7 +24,7 @@ from hespas.graph.columns import IntArray, RaggedArray, equal_rows
 from hespas.graph.errors import UnsupportedError
 from hespas.graph.passes import all_deps, take_nodes, topological_order
 
-__all__ = ["Learner", "learned_program"]
+__all__ = ["LearnedPrograms", "Learner"]
 
 Learner = Literal["n-gram", "transformer"]
 
@@ -39,51 +39,58 @@ _BITS_PER_SIZE = 1
 """Sizes of one type of node agree to a factor of two."""
 
 
-def learned_program(
-    source: Workload, learner: Learner, *, nodes: int = 0, novelty: float = 1.0, seed: int = 0
-) -> Workload:
-    """Return a job whose ranks run a new program of about ``nodes`` nodes (0: as many as the source).
+class LearnedPrograms:
+    """Model of the windows of a source program, which draws new programs."""
 
-    Raises ``UnsupportedError`` for a source whose ranks run different programs, that sends messages, has
-    loops, or is too short to learn from, and ``UsageError`` for invalid settings.
-    """
-    graph = _single_program(source)
-    order = topological_order(graph)
-    types = _types_of(graph)
-    windows = _windows(graph, order, types)
-    sequences = [flatten(window) for window in windows]
-    epochs = -(-_TRAINED_SEQUENCES // len(sequences))
-    model: DraftModel = (
-        FrontierNgram(sequences)
-        if learner == "n-gram"
-        else Transformer(sequences, epochs=max(epochs, _FEWEST_EPOCHS), seed=seed)
-    )
-    synthesizer = Synthesizer(windows, novelty=novelty, drafts=_DRAFTS, model=model)
-    wanted = nodes or len(graph)
-    drawn = synthesizer.sample(max(1, round(wanted / _WINDOW_NODES)), seed=seed)
-    random = Random(f"hespas program {seed}")
-    rows_of_type: dict[int, list[int]] = {}
-    for row, code in enumerate(types.tolist()):
-        rows_of_type.setdefault(code, []).append(row)
-    rows = [random.choice(rows_of_type[code]) for dag in drawn for code in dag.types.tolist()]
-    data, control = _dependencies(drawn)
-    program = take_nodes(graph, np.array(rows, np.int64), data, control)
-    number, unnamed = np.arange(len(rows)), np.zeros(len(rows), np.int32)
-    program = replace(
-        program,
-        name="synthetic",
-        id=number.astype(np.uint64),
-        strings=StringTable.from_strings(["", *(f"op_{row}" for row in range(len(rows)))]),
-        name_id=(number + 1).astype(np.int32),
-        op_id=unnamed,
-        source_id=unnamed,
-        framework_id=unnamed,
-        types=replace(graph.types, encoding=np.zeros_like(graph.types.encoding)),
-        collectives=replace(program.collectives, reduction=np.zeros_like(program.collectives.reduction)),
-        extra=ExtraTable.empty(),
-        attachments={},
-    )
-    return Workload.spmd(program, source.num_ranks)
+    def __init__(self, source: Workload, learner: Learner, *, novelty: float = 1.0, seed: int = 0) -> None:
+        """Learn the windows of a source.
+
+        Raises ``UnsupportedError`` for a source whose ranks run different programs, that sends messages, has
+        loops, or is too short to learn from, and ``UsageError`` for invalid settings.
+        """
+        self._graph = graph = _single_program(source)
+        self._num_ranks = source.num_ranks
+        types = _types_of(graph)
+        windows = _windows(graph, topological_order(graph), types)
+        sequences = [flatten(window) for window in windows]
+        epochs = -(-_TRAINED_SEQUENCES // len(sequences))
+        model: DraftModel = (
+            FrontierNgram(sequences)
+            if learner == "n-gram"
+            else Transformer(sequences, epochs=max(epochs, _FEWEST_EPOCHS), seed=seed)
+        )
+        self._synthesizer = Synthesizer(windows, novelty=novelty, drafts=_DRAFTS, model=model)
+        self._rows_of_type: dict[int, list[int]] = {}
+        for row, code in enumerate(types.tolist()):
+            self._rows_of_type.setdefault(code, []).append(row)
+
+    def workload(self, *, nodes: int = 0, seed: int = 0) -> Workload:
+        """Return a job whose ranks run a new program of about ``nodes`` nodes (0: as many as the source).
+        Equal arguments return equal jobs.
+        """
+        graph = self._graph
+        count = max(1, round((nodes or len(graph)) / _WINDOW_NODES))
+        drawn = self._synthesizer.sample(count, seed=seed)
+        random = Random(f"hespas program {seed}")
+        rows = [random.choice(self._rows_of_type[code]) for dag in drawn for code in dag.types.tolist()]
+        data, control = _dependencies(drawn)
+        program = take_nodes(graph, np.array(rows, np.int64), data, control)
+        number, unnamed = np.arange(len(rows)), np.zeros(len(rows), np.int32)
+        program = replace(
+            program,
+            name="synthetic",
+            id=number.astype(np.uint64),
+            strings=StringTable.from_strings(["", *(f"op_{row}" for row in range(len(rows)))]),
+            name_id=(number + 1).astype(np.int32),
+            op_id=unnamed,
+            source_id=unnamed,
+            framework_id=unnamed,
+            types=replace(graph.types, encoding=np.zeros_like(graph.types.encoding)),
+            collectives=replace(program.collectives, reduction=np.zeros_like(program.collectives.reduction)),
+            extra=ExtraTable.empty(),
+            attachments={},
+        )
+        return Workload.spmd(program, self._num_ranks)
 
 
 def _single_program(source: Workload) -> OpGraph:

@@ -41,9 +41,9 @@ def visible_facts(workload: Workload) -> tuple[VisibleFact, ...]:
     step_texts = {f"estimated on {estimated_on}"} if estimated_on else set[str]()
     step = step_facts(workload.metadata)
     if step is not None:
-        stated = {"kind": step.kind, "dtype": step.dtype, "launch": step.launch, "device": step.device}
-        stated |= {"tokens": f"{step.tokens:.0f}" if step.tokens > 0 else ""}
-        step_texts |= {f"{name} {text}" for name, text in stated.items() if text}
+        texts_of_step = {"kind": step.kind, "dtype": step.dtype, "launch": step.launch, "device": step.device}
+        texts_of_step |= {"tokens": f"{step.tokens:.0f}" if step.tokens > 0 else ""}
+        step_texts |= {f"{name} {text}" for name, text in texts_of_step.items() if text}
     facts = [
         _texts("readable names", readable - operations),
         _texts("readable operations", readable & operations),

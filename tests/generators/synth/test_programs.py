@@ -9,7 +9,7 @@ import pytest
 
 import hespas
 from hespas.generators.llm import Layout, Training
-from hespas.generators.synth.programs import Learner, learned_program
+from hespas.generators.synth.programs import LearnedPrograms, Learner
 from hespas.graph import Workload
 from hespas.graph.errors import UnsupportedError
 from hespas.validators.privacy.library import training_step
@@ -23,7 +23,7 @@ def source() -> Workload:
 
 @pytest.mark.parametrize("learner", ["n-gram", "transformer"])
 def test_jobs_are_valid_new_and_have_no_names(learner: Learner) -> None:
-    made = learned_program(source(), learner, seed=3)
+    made = LearnedPrograms(source(), learner).workload(seed=3)
     assert hespas.check(made, profile="astra-sim").counts == {}
     assert hespas.simulate(made).step_ns > 0
     (before,), (after,) = source().classes, made.classes
@@ -34,14 +34,15 @@ def test_jobs_are_valid_new_and_have_no_names(learner: Learner) -> None:
 
 
 def test_equal_seeds_make_equal_jobs() -> None:
-    one, same, other = (learned_program(source(), "n-gram", seed=seed).classes[0] for seed in (1, 1, 2))
+    programs = LearnedPrograms(source(), "n-gram")
+    one, same, other = (programs.workload(seed=seed).classes[0] for seed in (1, 1, 2))
     assert one.data_deps.equals(same.data_deps)
     np.testing.assert_array_equal(one.flops, same.flops)
     assert not (len(one) == len(other) and one.data_deps.equals(other.data_deps))
 
 
 def test_wanted_sizes_are_met() -> None:
-    made = learned_program(source(), "n-gram", nodes=6000, seed=1)
+    made = LearnedPrograms(source(), "n-gram").workload(nodes=6000, seed=1)
     assert abs(len(made.classes[0]) / 6000 - 1) < 0.1
     assert hespas.check(made, profile="astra-sim").valid
 
@@ -49,7 +50,7 @@ def test_wanted_sizes_are_met() -> None:
 def test_jobs_that_cannot_be_learned() -> None:
     pipeline = training_step("Llama-3.2-1B", Layout(pp=2), Training(seq=512, global_batch=2))
     with pytest.raises(UnsupportedError, match="different programs"):
-        learned_program(pipeline, "n-gram")
+        LearnedPrograms(pipeline, "n-gram")
     short = hespas.dlrm_step(ranks=8).workload()
     with pytest.raises(UnsupportedError, match="46 operations, too few"):
-        learned_program(short, "n-gram")
+        LearnedPrograms(short, "n-gram")
