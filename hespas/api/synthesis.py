@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import count as from_zero
 from math import exp, inf, isnan, log, nan
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
@@ -27,7 +28,8 @@ from hespas.report.texts import counted
 
 if TYPE_CHECKING:
     from hespas.generators.synth.job_card import JobProfile
-    from hespas.generators.synth.jobs import TemplateJob
+    from hespas.generators.synth.job_costs import CostSamples
+    from hespas.generators.synth.jobs import Template, TemplateJob
 
 __all__ = [
     "CardFigure",
@@ -241,8 +243,9 @@ _Folder = Annotated[
     str | Path | None,
     Option("Write the jobs and card.json to this folder.", flag="out", metavar="DIR", access="writes"),
 ]
+_Methods = Literal["template", "n-gram", "transformer"]
 _Method = Annotated[
-    Literal["template", "n-gram", "transformer"],
+    _Methods,
     Option("Vary the layers of a source, or draw programs from a model that learned its windows."),
 ]
 _Count = Annotated[PositiveInt, Option("Set the number of jobs.", metavar="N")]
@@ -327,9 +330,7 @@ def synthesize(
         >>> jobs
         <Synthesis: 2 synthetic jobs like 1 source, 2 valid>
     """
-    from hespas.generators.synth.job_costs import CostSamples
     from hespas.generators.synth.jobs import JobSize, TemplateJob, templates_of
-    from hespas.generators.synth.programs import LearnedPrograms
 
     sink = diagnostics if diagnostics is not None else Diagnostics()
     if step_ms is not None and not (flops is None and collective_bytes is None):
@@ -347,7 +348,6 @@ def synthesize(
         raise UsageError("no source was given", hint="name at least one TRACE")
     sources = [_source(value, sink) for value in given]
     templates = templates_of(sources, sink)
-    samples = CostSamples.of([table for template in templates for table in template.tables])
     size = JobSize(
         scale=scale,
         nodes=nan if nodes is None else nodes,
@@ -359,18 +359,8 @@ def synthesize(
     chosen = tuple(systems) if simulates else ()
     steps = [_steps(source, chosen) for source in sources[:count]]
     made = list[tuple[TemplateJob, Workload, SyntheticJob]]()
-    programs = (
-        []
-        if method == "template"
-        else [LearnedPrograms(source, method, seed=seed) for source in sources[:count]]
-    )
-    for number in range(count):
-        template = number % len(templates)
-        basis = templates[template]
-        if programs:
-            drawn = programs[template].workload(nodes=round(nodes or 0), seed=seed + number)
-            (basis,) = templates_of([drawn], Diagnostics())
-            samples = CostSamples.of(basis.tables)
+    bases = _bases(templates, sources, method, round(nodes or 0), seed)
+    for number, (template, basis, samples) in zip(range(count), bases, strict=False):
         job = TemplateJob(template=basis, samples=samples, seed=seed, number=number, size=size)
         workload = job.workload()
         if chosen and flops is None and collective_bytes is None:
@@ -556,6 +546,32 @@ def card_figures(
 
 def _cost(figure: str, value: float) -> CardFigure:
     return CardFigure(axis="cost", figure=figure, value=value)
+
+
+def _bases(
+    templates: Sequence[Template], sources: Sequence[Workload], method: _Methods, nodes: int, seed: int
+) -> Iterator[tuple[int, Template, CostSamples]]:
+    """Yield for each job the number of its source, its template, and the costs that it may take: those of all
+    sources, or those of a program that a learned model of its source drew.
+    """
+    from hespas.generators.synth.job_costs import CostSamples
+    from hespas.generators.synth.jobs import templates_of
+    from hespas.generators.synth.programs import LearnedPrograms
+
+    if method == "template":
+        samples = CostSamples.of([table for template in templates for table in template.tables])
+        for number in from_zero():
+            row = number % len(templates)
+            yield row, templates[row], samples
+    else:
+        programs = dict[int, LearnedPrograms]()
+        for number in from_zero():
+            row = number % len(sources)
+            if row not in programs:
+                programs[row] = LearnedPrograms(sources[row], method, seed=seed)
+            drawn = programs[row].workload(nodes=nodes, seed=seed + number)
+            (basis,) = templates_of([drawn], Diagnostics())
+            yield row, basis, CostSamples.of(basis.tables)
 
 
 def _privacy(real: Sequence[JobProfile], jobs: Sequence[JobProfile]) -> list[CardFigure]:
