@@ -51,8 +51,8 @@ HELD = (
 """Layouts in which the attacker holds each model."""
 
 UNSEEN = (
-    (Layout(dp=4, tp=2), Training(seq=3072, global_batch=12)),
-    (Layout(dp=4, pp=2), Training(seq=6144, global_batch=12)),
+    (Layout(dp=4, tp=2), Training(seq=2048, global_batch=24)),
+    (Layout(dp=4, pp=2), Training(seq=8192, global_batch=12)),
 )
 """Layouts of victims; the attacker holds neither them nor their numbers of tokens."""
 
