@@ -35,6 +35,7 @@ __all__ = [
     "Missing",
     "NodeData",
     "NodeEstimates",
+    "NoiseReport",
     "PrivacyReport",
     "ProfiledProgram",
     "ProgressBar",
@@ -86,6 +87,7 @@ __all__ = [
     "llm_step",
     "load_system",
     "node_data",
+    "noise",
     "op_class_summary",
     "privacy",
     "profile_program",
@@ -208,6 +210,7 @@ if TYPE_CHECKING:
         node_data,
         write_node_data,
     )
+    from hespas.api.noise_curves import NoiseReport, noise
     from hespas.api.published_runs import (
         FactorsReport,
         LeagueReport,
@@ -363,6 +366,10 @@ _find = lazy_names(
         "NodeData",
         "node_data",
         "write_node_data",
+    ),
+    noise_curves=(
+        "NoiseReport",
+        "noise",
     ),
     published_runs=(
         "FactorsReport",
