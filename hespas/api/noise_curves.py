@@ -157,7 +157,7 @@ class NoiseReport(Result):
         from hespas.report.charts import Axis, Plot, Series
 
         x = Axis(f"sigma [{_UNITS[self.unit]}]")
-        note = f"Guides: {self.confidence:.0%} confidence intervals over {counted(self.seeds, 'seed')}."
+        note = f"Means of {counted(self.seeds, 'seed')}, with their confidence intervals."
         plots: list[Chart] = []
         for name, title, y, is_drawn in (
             ("accuracy", "Accuracy over noise", Axis("accuracy", kind="share"), self.has_labels),
@@ -170,7 +170,7 @@ class NoiseReport(Result):
                 for part in ("", "_low", "_high"):
                     mark: Mark = "guide" if part else "curve"
                     values = [float(getattr(row, name + part)) for row in curve]
-                    label = f"{kind} noise" if not part else f"{kind}, {part[1:]} end of the interval"
+                    label = f"{kind}, {self.confidence:.0%} interval" if part else f"{kind} noise"
                     series.append(Series(label=label, x=sigmas, y=values, mark=mark, tone=tone))
             if is_drawn:
                 plots.append(Plot(name=name, title=title, note=note, table="curves", x=x, y=y, series=series))
@@ -234,7 +234,7 @@ def _sigmas_of(text: str) -> list[float]:
     return [round(low + number * step, 9) for number in range(int(steps + 1e-9) + 1)]
 
 
-_PER_SIGMA = "a value, A,B,..., A:B (7 values) or A:B:STEP"
+_PER_SIGMA = "a value, a list A,B, or a range LOW:HIGH (7 values) or LOW:HIGH:STEP"
 _Program = Annotated[
     str | Path,
     Option("StableHLO program to run.", metavar="PROGRAM", is_argument=True, label="an input"),

@@ -44,6 +44,8 @@ _Values = NDArray[Any]
 _MEMORY_BYTES, _MEMORY_PER_BYTE = 8 << 30, 2_000
 _MOST_LEVELS = 1 << 10
 _MOST_VALUES = 1 << 20
+_REPEATS, _FEWEST_VALUES = 4, 16
+"""Mean repetitions of a level, and number of values, from which equal values are a grid and not chance."""
 _PAIRS = 20_000
 _TEXT_LIMIT = 400
 
@@ -140,8 +142,14 @@ class _NoisyProgram:
             else:
                 arguments.append(array)
         buffers = [self.jax.device_put(array, self.device) for array in [*arguments, *extra]]
-        results = executable.execute_sharded(buffers).disassemble_into_single_device_arrays()
-        return [np.asarray(parts[0]) for parts in results]
+        try:
+            results = executable.execute_sharded(buffers).disassemble_into_single_device_arrays()
+            return [np.asarray(parts[0]) for parts in results]
+        except RuntimeError as error:
+            raise UnsupportedError(
+                f"XLA does not run the program: {quoted(str(error).strip(), _TEXT_LIMIT)}",
+                hint="use a program for one device, without collectives",
+            ) from None
 
     def evaluated(self, executable: Any, amounts: _Values | None = None, seed: int = 0) -> _Values:
         """Return the first output for all rows."""
@@ -262,7 +270,8 @@ def grid_step(values: _Values) -> float:
     that are not repeated have no levels.
     """
     levels: _Values = np.unique(values[:: max(len(values) // _MOST_VALUES, 1)])
-    if not 2 <= len(levels) <= min(4 * _MOST_LEVELS, len(values) / 2) or not np.isfinite(levels).all():
+    is_repeated = len(values) >= max(_REPEATS * len(levels), _FEWEST_VALUES)
+    if not 2 <= len(levels) <= 4 * _MOST_LEVELS or not is_repeated or not np.isfinite(levels).all():
         return -1.0
     steps = np.diff(levels)
     span = float(levels[-1] - levels[0])

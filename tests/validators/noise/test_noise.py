@@ -124,7 +124,7 @@ def test_quantised_programs_compute_on_the_grids_of_their_types() -> None:
     report = hespas.noise(
         STABLEHLO / "hand_quantized.mlir", sigma_mac=[0, 1], sigma_activation=[0, 1], seeds=2
     )
-    units = {(row.site[:1], row.kind): (row.unit, row.origin) for row in report.curves.sites}
+    units = {(row.site[:1], str(row.kind)): (row.unit, row.origin) for row in report.curves.sites}
     assert {key: origin for key, (_, origin) in units.items() if key[1] == "mac"} == {
         ("1", "mac"): "rounding",
         ("2", "mac"): "rounding",
@@ -167,6 +167,16 @@ def test_accuracy_of_the_digits_falls_with_each_kind_of_noise() -> None:
     for kind in curves["plain"].kinds:
         assert curves["noise-aware"].curve(kind)[-1].accuracy > curves["plain"].curve(kind)[-1].accuracy
     assert curves["plain"].curves.sites[0].accuracy < 0.97
+
+
+def test_symbolic_dimensions_are_stated_and_programs_for_several_devices_refused() -> None:
+    program = ROOT / "fixtures" / "binary" / "dynamic_mlp.jax_export"
+    with pytest.raises(UnsupportedError, match="has the type tensor<"):
+        hespas.noise(program, sigma_mac=0.1)
+    report = hespas.noise(program, sigma_mac=0.1, dims={"b": 4, "s": 8}, seeds=1)
+    assert [row.site for row in report.curves.sites] == ["1 dot_general (32x256)"]
+    with pytest.raises(UnsupportedError, match="XLA does not run the program"):
+        hespas.noise(STABLEHLO / "llama_fsdp_tp_local_N8.mlir.gz", sigma_mac=0.1, seeds=1)
 
 
 def test_contractions_in_loops_get_no_noise() -> None:
@@ -226,10 +236,12 @@ def test_settings_without_noise_and_untrusted_inputs_are_refused(
 
 
 def test_grids_are_found_only_on_repeated_levels() -> None:
-    levels = np.random.default_rng(0).integers(-1, 2, 1000)
+    rng = np.random.default_rng(0)
+    levels = rng.integers(-1, 2, 1000)
     assert grid_step(0.3 * levels) == pytest.approx(0.3)
     assert grid_step(0.3 * levels + 1e-9 * levels**2) == pytest.approx(0.3)
-    assert grid_step(np.random.default_rng(0).standard_normal(1000)) < 0
+    assert grid_step(rng.standard_normal(1000)) < 0
+    assert grid_step(np.maximum(rng.standard_normal(8), 0)) < 0
     assert grid_step(np.array([0.0, 1.0])) < 0
     assert grid_step(np.zeros(10)) < 0
 
