@@ -251,5 +251,8 @@ def _figures(results: Sequence[PointResult], confidence: float) -> dict[str, flo
         elif len(values) > 1:
             deviation = float(np.std(values, ddof=1))
             half = float(t.ppf((1 + confidence) / 2, len(values) - 1)) * deviation / sqrt(len(values))
-        figures |= {name: mean, f"{name}_low": mean - half, f"{name}_high": mean + half}
+        low, high = mean - half, mean + half
+        if name == "accuracy":  # a share
+            low, high = (min(max(end, 0.0), 1.0) if isfinite(end) else nan for end in (low, high))
+        figures |= {name: mean, f"{name}_low": low, f"{name}_high": high}
     return figures
