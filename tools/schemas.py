@@ -20,6 +20,7 @@ from hespas.api.capturing import CaptureDocument, ProfiledProgramDocument
 from hespas.api.conversion import ConversionDocument
 from hespas.api.estimation import EstimateDocument
 from hespas.api.generation import GenerationDocument
+from hespas.api.noise_curves import NoiseDocument
 from hespas.api.samples import SamplesDocument
 from hespas.api.serving import ServingDocument
 from hespas.api.simulation_result import SimulationDocument
@@ -66,6 +67,7 @@ DOCUMENTS: Mapping[str, type[msgspec.Struct]] = {
     "grid": GridDocument,
     "league": LeagueDocument,
     "league_factors": FactorsDocument,
+    "noise": NoiseDocument,
     "privacy": PrivacyDocument,
     "rank_map": RankMapDocument,
     "roundtrip": RoundTripDocument,

@@ -35,6 +35,7 @@ __all__ = [
     "Missing",
     "NodeData",
     "NodeEstimates",
+    "NoiseReport",
     "PrivacyReport",
     "ProfiledProgram",
     "ProgressBar",
@@ -87,6 +88,7 @@ __all__ = [
     "llm_step",
     "load_system",
     "node_data",
+    "noise",
     "op_class_summary",
     "privacy",
     "profile_program",
@@ -210,6 +212,7 @@ if TYPE_CHECKING:
         node_data,
         write_node_data,
     )
+    from hespas.api.noise_curves import NoiseReport, noise
     from hespas.api.published_runs import (
         FactorsReport,
         LeagueReport,
@@ -367,6 +370,10 @@ _find = lazy_names(
         "NodeData",
         "node_data",
         "write_node_data",
+    ),
+    noise_curves=(
+        "NoiseReport",
+        "noise",
     ),
     published_runs=(
         "FactorsReport",

@@ -177,8 +177,8 @@ def privacy(
     Examples:
         >>> hespas.convert("samples/pipeline_2x2", "shared/", obfuscate="trace.key")  # doctest: +ELLIPSIS
         <Conversion: samples/pipeline_2x2, chakra -> shared/ (chakra), ... bytes>
-        >>> hespas.privacy("samples/pipeline_2x2", "shared/").rows[0].level
-        'names'
+        >>> hespas.privacy("samples/pipeline_2x2", "shared/").models
+        20
     """
     from hespas.generators.llm.model_file import load_model
     from hespas.validators.privacy.attacker import Attacker, Reference

@@ -142,7 +142,7 @@ def sample(names: _Names = (), *, folder: _Folder = Path("samples"), overwrite: 
 
     Examples:
         >>> hespas.sample()
-        <Samples: 10 samples, 44 files>
+        <Samples: 11 samples, 47 files>
     """
     by_name = {entry.name: entry for entry in catalogue()}
     for name in names:

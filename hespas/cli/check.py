@@ -1,4 +1,4 @@
-"""``hespas-validate check``, ``roundtrip``, ``capture``, ``privacy`` and ``conform``."""
+"""``hespas-validate check``, ``roundtrip``, ``capture``, ``privacy``, ``conform`` and ``noise``."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from hespas.api.checks import check as check_inputs
 from hespas.api.checks import roundtrip as convert_and_back
 from hespas.api.checks import validate_capture
 from hespas.api.conformance import conform as run_conformance
+from hespas.api.noise_curves import noise as run_noisy
 from hespas.cli.command import Call, command
 from hespas.cli.terminal import emit, flagged, is_quiet, print_message, report_diagnostics
 from hespas.graph.errors import UsageError
@@ -22,7 +23,7 @@ from hespas.report.texts import bytes_text, count_text, counted
 if TYPE_CHECKING:
     from hespas.validators.capture import CaptureCheck
 
-__all__ = ["capture", "check", "conform", "privacy", "roundtrip"]
+__all__ = ["capture", "check", "conform", "noise", "privacy", "roundtrip"]
 
 _MAX_DIFFERENCES = 10
 
@@ -246,3 +247,21 @@ def conform(call: Call) -> None:
     emit(report.headline())
     if not report.valid:
         raise typer.Exit(1)
+
+
+@command(run_noisy, progress="runs", panels=(OUTPUT, INPUT), has_page=True)
+def noise(call: Call) -> None:
+    """Run a program with noise at its contractions; report accuracy or SNR over sigma.
+
+    hespas-validate noise net.mlir --sigma-mac 0:1 --sigma-weight 0:0.3 --data test.npz
+    """
+    from hespas import api
+
+    report = call.run(api.noise)
+    call.write_json(report.to_json())
+    call.write_html(report)
+    report_diagnostics(report.diagnostics, report.program)
+    if not is_quiet():
+        emit(report.table().to_text())
+        emit(report.sites_table().to_text())
+    emit(report.headline())

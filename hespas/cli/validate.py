@@ -38,6 +38,11 @@ COMMANDS = {
         "Test a tool with 200 sets of execution traces whose results are known; name each case that fails.",
         epilog="Exit codes: 0 all cases passed, 1 some failed, 2 wrong usage, 3 malformed kit.",
     ),
+    "noise": CommandSource(
+        "hespas.cli.check",
+        "noise",
+        "Run a program with noise at its contractions; report accuracy or SNR over sigma.",
+    ),
     "accuracy": CommandSource(
         "hespas.cli.accuracy",
         "accuracy",

@@ -37,6 +37,7 @@ FUNCTIONS: Mapping[str, tuple[Callable[..., object], ...]] = {
     "hespas-validate check": (api.check,),
     "hespas-validate roundtrip": (api.roundtrip,),
     "hespas-validate capture": (api.validate_capture,),
+    "hespas-validate noise": (api.noise,),
     "hespas-validate privacy": (api.privacy,),
     "hespas-validate conform": (api.conform,),
     "hespas-validate accuracy": (api.accuracy,),
