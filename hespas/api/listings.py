@@ -7,7 +7,7 @@ from hespas.report.texts import count_text
 
 __all__ = ["list_devices", "list_estimators", "list_formats", "list_models", "list_systems"]
 
-_MAX_ALIASES_WIDTH = 32
+_MAX_ALIASES_WIDTH = 30
 
 
 def list_devices() -> Table:
