@@ -234,32 +234,26 @@ def _sigmas_of(text: str) -> list[float]:
     return [round(low + number * step, 9) for number in range(int(steps + 1e-9) + 1)]
 
 
-_PER_SIGMA = "a value, a list A,B, or a range LOW:HIGH (7 values) or LOW:HIGH:STEP"
 _Program = Annotated[
     str | Path,
     Option("StableHLO program to run.", metavar="PROGRAM", is_argument=True, label="an input"),
 ]
-_SigmaMac = Annotated[
-    float | Sequence[float],
-    Option(
-        f"Add Gaussian noise to the results of contractions: {_PER_SIGMA}, in units.",
-        metavar="SIGMAS", parse=_sigmas_of, is_text=True, default_text="",
-    ),
-]  # fmt: skip
-_SigmaWeight = Annotated[
-    float | Sequence[float],
-    Option(
-        f"Add Gaussian noise to weights: {_PER_SIGMA}, in units.",
-        metavar="SIGMAS", parse=_sigmas_of, is_text=True, default_text="",
-    ),
-]  # fmt: skip
-_SigmaActivation = Annotated[
-    float | Sequence[float],
-    Option(
-        f"Add Gaussian noise to activations: {_PER_SIGMA}, in units.",
-        metavar="SIGMAS", parse=_sigmas_of, is_text=True, default_text="",
-    ),
-]  # fmt: skip
+
+
+def _noise_on(values: str) -> Option:
+    return Option(
+        f"Add Gaussian noise to {values}: a value, a list A,B, or a range LOW:HIGH (7 values) or "
+        "LOW:HIGH:STEP, in units.",
+        metavar="SIGMAS",
+        parse=_sigmas_of,
+        is_text=True,
+        default_text="",
+    )
+
+
+_SigmaMac = Annotated[float | Sequence[float], _noise_on("the results of contractions")]
+_SigmaWeight = Annotated[float | Sequence[float], _noise_on("weights")]
+_SigmaActivation = Annotated[float | Sequence[float], _noise_on("activations")]
 _Data = Annotated[
     str | Path | None,
     Option(

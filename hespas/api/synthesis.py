@@ -481,7 +481,8 @@ def card_figures(
     those of a job of the wanted size. ``step_ns`` is the wanted step time on the first system (NaN: from the
     size).
     """
-    from hespas.generators.synth.job_card import JobProfile, kendall_tau, sample_distance, structure_distances
+    from hespas.fitting.statistics import kendall_tau
+    from hespas.generators.synth.job_card import JobProfile, sample_distance, structure_distances
 
     generators, workloads, rows = zip(*made, strict=True)
     systems = list(rows[0].step_ns)
@@ -526,7 +527,9 @@ def card_figures(
         card.append(_cost(f"step W1 on {system}", sample_distance(made_ns, wanted_ns)))
     if len(systems) > 1:
         taus = [
-            kendall_tau([row.step_ns[s] for s in systems], [steps[source][s] for s in systems])
+            kendall_tau(
+                np.array([row.step_ns[s] for s in systems]), np.array([steps[source][s] for s in systems])
+            )
             for source, row in zip(used, rows, strict=True)
         ]
         for name, tau in (("mean", np.mean(taus)), ("least", np.min(taus))):

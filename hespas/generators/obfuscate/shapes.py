@@ -9,6 +9,7 @@ import numpy as np
 from hespas.graph import (
     PROGRAM_BYTES,
     STEP_FACTS,
+    CollectiveTable,
     OpGraph,
     TensorTypesBuilder,
     Workload,
@@ -16,7 +17,7 @@ from hespas.graph import (
 )
 from hespas.graph.columns import FloatArray, IntArray, RaggedArray
 
-__all__ = ["SIGNIFICANT_BITS", "round_shapes", "rounded_costs", "rounded_extents"]
+__all__ = ["SIGNIFICANT_BITS", "round_shapes", "rounded_costs", "rounded_extents", "with_payload"]
 
 SIGNIFICANT_BITS = 5
 """Binary digits of a cost after rounding: no cost changes by more than 1/32 (3.1 %)."""
@@ -63,12 +64,6 @@ def round_shapes(workload: Workload) -> Workload:
 
 
 def _rounded(graph: OpGraph) -> OpGraph:
-    collectives, p2p = graph.collectives, graph.p2p
-    payload = rounded_costs(collectives.comm_bytes)
-    # Operands and results keep their ratio to the payload, which the group size determines.
-    ratio = np.divide(
-        payload, collectives.comm_bytes, out=np.ones(len(payload)), where=collectives.comm_bytes > 0
-    )
     return replace(
         _with_rounded_types(graph),
         flops=rounded_costs(graph.flops),
@@ -77,14 +72,22 @@ def _rounded(graph: OpGraph) -> OpGraph:
         bytes_read=rounded_costs(graph.bytes_read),
         bytes_written=rounded_costs(graph.bytes_written),
         duration_ns=rounded_costs(graph.duration_ns),
-        collectives=replace(
-            collectives,
-            comm_bytes=payload,
-            operand_bytes=np.rint(collectives.operand_bytes * ratio),
-            result_bytes=np.rint(collectives.result_bytes * ratio),
-        ),
-        p2p=replace(p2p, comm_bytes=rounded_costs(p2p.comm_bytes)),
+        collectives=with_payload(graph.collectives, rounded_costs(graph.collectives.comm_bytes)),
+        p2p=replace(graph.p2p, comm_bytes=rounded_costs(graph.p2p.comm_bytes)),
         attachments={},
+    )
+
+
+def with_payload(table: CollectiveTable, payload: FloatArray) -> CollectiveTable:
+    """Return collectives with other payloads. Operands and results keep their ratio to the payload, which the
+    group size determines.
+    """
+    ratio = np.divide(payload, table.comm_bytes, out=np.ones(len(payload)), where=table.comm_bytes > 0)
+    return replace(
+        table,
+        comm_bytes=payload,
+        operand_bytes=np.rint(table.operand_bytes * ratio),
+        result_bytes=np.rint(table.result_bytes * ratio),
     )
 
 

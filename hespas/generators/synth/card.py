@@ -8,8 +8,10 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike
+from scipy.stats import rankdata, wasserstein_distance
 
 from hespas.generators.synth.features import StarTable, descriptors
+from hespas.generators.synth.job_card import variation
 from hespas.generators.synth.sequences import Token, TypedDag, depths_of, flatten, structure_key
 from hespas.graph.columns import FloatArray
 
@@ -67,12 +69,12 @@ def measure_synthesis(
         nodes_w1=_wasserstein(table[:, 0], test_table[:, 0]),
         depth_w1=_wasserstein(table[:, 2], test_table[:, 2]),
         width_w1=_wasserstein(_layer_widths(generated), _layer_widths(test)),
-        type_tv=_variation(_types(generated), _types(test)),
-        bigram_tv=_variation(_bigrams(generated), _bigrams(test)),
-        motif_tv=_variation(_motifs(generated), _motifs(test)),
+        type_tv=variation(_types(generated), _types(test)),
+        bigram_tv=variation(_bigrams(generated), _bigrams(test)),
+        motif_tv=variation(_motifs(generated), _motifs(test)),
         cost_w1=_wasserstein(costs, test_costs),
         pearson=_correlation(predicted, test_costs),
-        spearman=_correlation(_ranks(predicted), _ranks(test_costs)),
+        spearman=_correlation(rankdata(predicted), rankdata(test_costs)),
         neighbour_pearson=_correlation(costs[near].mean(axis=1), test_costs),
         copies=sum(key in known for key in keys) / len(keys),
         distinct_copies=1.0 - len(new) / len(structures),
@@ -101,27 +103,11 @@ def _correlation(left: FloatArray, right: FloatArray) -> float:
     return float(left @ right) / norm if norm > 0 else np.nan
 
 
-def _ranks(values: FloatArray) -> FloatArray:
-    """Return ranks; equal values share the mean of their ranks."""
-    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
-    ends = np.cumsum(counts)
-    return (ends - (counts - 1) / 2.0)[inverse]
-
-
 def _wasserstein(left: ArrayLike, right: ArrayLike) -> float:
-    """Return the distance of two samples: the area between their distribution functions."""
-    first, second = np.sort(np.asarray(left, dtype=float)), np.sort(np.asarray(right, dtype=float))
-    if np.isnan(first).any() or np.isnan(second).any():
-        return np.nan
-    values = np.sort(np.concatenate([first, second]))
-    below_first = np.searchsorted(first, values[:-1], side="right") / len(first)
-    below_second = np.searchsorted(second, values[:-1], side="right") / len(second)
-    return float(np.abs(below_first - below_second) @ np.diff(values))
-
-
-def _variation(left: Counter[Hashable], right: Counter[Hashable]) -> float:
-    left_total, right_total = max(left.total(), 1), max(right.total(), 1)
-    return sum(abs(left[key] / left_total - right[key] / right_total) for key in {*left, *right}) / 2.0
+    """Return the Wasserstein distance of two samples, NaN if a value is unknown."""
+    first, second = np.asarray(left, dtype=float), np.asarray(right, dtype=float)
+    has_unknown = np.isnan(first).any() or np.isnan(second).any()
+    return np.nan if has_unknown else float(wasserstein_distance(first, second))
 
 
 def _layer_widths(dags: Iterable[TypedDag]) -> FloatArray:

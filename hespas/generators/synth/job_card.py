@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hespas.graph import CollectiveKind, OpGraph, Workload
-from hespas.graph.columns import FloatArray, IntArray
+from hespas.graph.columns import FloatArray
 from hespas.graph.passes import all_deps, levels, totals
 
 __all__ = [
     "JobProfile",
-    "kendall_tau",
     "nearest_distances",
     "sample_distance",
     "structure_distances",
     "variation",
-    "wasserstein",
 ]
 
 _MIX = 0x9E3779B97F4A7C15
@@ -29,6 +27,7 @@ _COST_STEP = 0.2
 """Width of a bucket of the logarithm of a cost, for distances between jobs."""
 
 _Counts = Mapping[int, float]
+_Key = TypeVar("_Key", bound=Hashable)
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -149,31 +148,30 @@ def _digest(values: NDArray[Any]) -> bytes:
     return blake2b(np.sort(values).tobytes(), digest_size=16).digest()
 
 
-def wasserstein(left: _Counts, right: _Counts) -> float:
-    """Return the Wasserstein distance (W1) of two weighted samples, relative to the mean of the second."""
-    values = np.array(sorted({*left, *right}), np.float64)
-    if len(values) < 1 or not left or not right:
-        return float("nan")
-    first, second = (
-        np.array([counts.get(value, 0.0) for value in sorted({*left, *right})]) for counts in (left, right)
-    )
-    mean = float(values @ second / second.sum())
-    below = np.abs(np.cumsum(first / first.sum()) - np.cumsum(second / second.sum()))[:-1]
-    return float(below @ np.diff(values)) / mean if mean else float("nan")
-
-
-def variation(left: _Counts, right: _Counts) -> float:
+def variation(left: Mapping[_Key, float], right: Mapping[_Key, float]) -> float:
     """Return the total variation of two weighted samples: 0 (equal) to 1."""
     one, other = max(sum(left.values()), 1e-300), max(sum(right.values()), 1e-300)
     keys = {*left, *right}
     return sum(abs(left.get(key, 0.0) / one - right.get(key, 0.0) / other) for key in keys) / 2.0
 
 
-def sample_distance(values: Sequence[float], others: Sequence[float]) -> float:
-    """Return the W1 distance of two equally large samples, relative to the mean of the second one."""
-    gaps = np.abs(np.sort(np.array(values)) - np.sort(np.array(others)))
-    mean = float(np.mean(others))
-    return float(gaps.mean()) / mean if mean > 0 else float("nan")
+def sample_distance(
+    values: Iterable[float],
+    others: Iterable[float],
+    weights: Iterable[float] | None = None,
+    others_weights: Iterable[float] | None = None,
+) -> float:
+    """Return the Wasserstein distance (W1) of two samples, relative to the mean of the second; NaN if one is
+    empty or the mean is 0.
+    """
+    from scipy.stats import wasserstein_distance  # most commands make no card
+
+    first, second = list(values), list(others)
+    one, other = (None if row is None else list(row) for row in (weights, others_weights))
+    mean = float(np.average(second, weights=other)) if second else 0.0
+    if not first or not mean > 0:
+        return float("nan")
+    return float(wasserstein_distance(first, second, one, other)) / mean
 
 
 def structure_distances(
@@ -188,12 +186,12 @@ def structure_distances(
         "nodes W1": sample_distance([job.nodes for job in jobs], nodes),
         "depth W1": sample_distance([job.depth for job in jobs], depth),
     }
-    for name, column, measure in (
-        ("width W1", "widths", wasserstein),
-        ("in-degree W1", "in_degrees", wasserstein),
-        ("type TV", "types", variation),
-        ("bigram TV", "bigrams", variation),
-        ("motif TV", "motifs", variation),
+    for name, column in (
+        ("width W1", "widths"),
+        ("in-degree W1", "in_degrees"),
+        ("type TV", "types"),
+        ("bigram TV", "bigrams"),
+        ("motif TV", "motifs"),
     ):
         made, real = dict[int, float](), dict[int, float]()
         for mixture, profiles in ((made, jobs), (real, sources)):
@@ -202,7 +200,11 @@ def structure_distances(
                 total = sum(counts.values()) or 1.0
                 for value, count in counts.items():
                     mixture[value] = mixture.get(value, 0.0) + count / total
-        distances[name] = measure(made, real)
+        distances[name] = (
+            sample_distance(made, real, made.values(), real.values())
+            if name.endswith("W1")
+            else variation(made, real)
+        )
     return distances
 
 
@@ -216,13 +218,3 @@ def nearest_distances(jobs: Sequence[JobProfile], others: Sequence[JobProfile]) 
             for job in jobs
         ]
     )
-
-
-def kendall_tau(left: Sequence[float], right: Sequence[float]) -> float:
-    """Return the rank correlation of two lists of numbers (tau-b); NaN if one has equal numbers only."""
-    one, other = np.array(left, np.float64), np.array(right, np.float64)
-    pairs: IntArray = np.triu_indices(len(one), 1)[0].astype(np.int64)
-    seconds = np.triu_indices(len(one), 1)[1]
-    signs = np.sign(one[pairs] - one[seconds]), np.sign(other[pairs] - other[seconds])
-    norm = float(np.sqrt((signs[0] ** 2).sum() * (signs[1] ** 2).sum()))
-    return float(signs[0] @ signs[1]) / norm if norm else float("nan")

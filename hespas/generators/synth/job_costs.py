@@ -12,6 +12,7 @@ import numpy as np
 
 from hespas.generators.obfuscate.keys import Key
 from hespas.generators.obfuscate.layers import Run, scaled_costs
+from hespas.generators.obfuscate.shapes import with_payload
 from hespas.graph import NodeKind, OpClass, OpGraph, TensorTypesBuilder
 from hespas.graph.columns import BoolArray, FloatArray, IntArray, RaggedArray, equal_rows
 
@@ -192,10 +193,6 @@ def with_costs(graph: OpGraph, key: Key, factor: FloatArray, scale: float) -> Op
 
     scaled = scaled_costs(replace(graph, contractions=table.take(np.empty(0, np.int64))), factor)
     collectives, p2p = scaled.collectives, scaled.p2p
-    payload = _whole_payload(collectives.comm_bytes)
-    ratio = np.divide(
-        payload, collectives.comm_bytes, out=np.ones(len(payload)), where=collectives.comm_bytes > 0
-    )
     return replace(
         scaled,
         id=np.arange(len(graph), dtype=np.uint64),
@@ -213,12 +210,7 @@ def with_costs(graph: OpGraph, key: Key, factor: FloatArray, scale: float) -> Op
             flops=table.flops * row_factor,
             useful_flops=table.useful_flops * row_factor,
         ),
-        collectives=replace(
-            collectives,
-            comm_bytes=payload,
-            operand_bytes=np.rint(collectives.operand_bytes * ratio),
-            result_bytes=np.rint(collectives.result_bytes * ratio),
-        ),
+        collectives=with_payload(collectives, _whole_payload(collectives.comm_bytes)),
         p2p=replace(p2p, comm_bytes=_whole_payload(p2p.comm_bytes)),
     )
 
