@@ -177,6 +177,8 @@ class Secrecy:
         device = _REFERENCE_DEVICE if untimed else None
         before_ns = simulated_ns(original, device)
         if not before_ns > 0:
+            message = "the step cannot be simulated, so the change of its time was not checked"
+            found.warning("obfuscate.unchecked", original.name, message)
             return hidden, found
         message = ""
         for level, keeps_layers, visible in _FALLBACKS:

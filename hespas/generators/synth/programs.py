@@ -99,12 +99,12 @@ def _single_program(source: Workload) -> OpGraph:
         raise UnsupportedError(
             f"workload {source.name!r} cannot be learned: its ranks run different programs, exchange "
             "messages, or run loops",
-            hint="use the method `template`",
+            hint="use `method=template`",
         )
     if len(graph) < _FEWEST_WINDOWS * _WINDOW_NODES:
         raise UnsupportedError(
             f"workload {source.name!r} has {len(graph):,} operations, too few to learn from",
-            hint=f"give one of {_FEWEST_WINDOWS * _WINDOW_NODES:,} and more, or use the method `template`",
+            hint=f"give one of {_FEWEST_WINDOWS * _WINDOW_NODES:,} and more, or use `method=template`",
         )
     return graph
 
