@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, ClassVar, Literal
 import msgspec
 
 from hespas._version import __version__
-from hespas.files.documents import document_bytes
+from hespas.files.documents import Figure, document_bytes
 from hespas.files.limits import INPUT_BYTES_VARIABLE, limits
 from hespas.files.output import check_destination, place_immediately, write_atomically
 from hespas.files.streams import STANDARD_STREAM
@@ -35,9 +35,11 @@ if TYPE_CHECKING:
 
 __all__ = [
     "STANDARD_STREAM",
+    "BasisShare",
     "Document",
     "Finding",
     "Result",
+    "basis_of",
     "check_document",
     "check_streams",
     "findings",
@@ -97,6 +99,20 @@ class Document(msgspec.Struct, frozen=True, kw_only=True):
     hespas_version: str = __version__
     inputs: list[str]
     diagnostics: list[Finding]
+
+
+class BasisShare(msgspec.Struct, frozen=True, kw_only=True):
+    """Share of one basis of estimates (measurements of the device, of reference devices, a data sheet) in the
+    time of all operations.
+    """
+
+    basis: str
+    share: Figure
+
+
+def basis_of(shares: Mapping[str, float]) -> list[BasisShare]:
+    """Return shares of bases as rows of a document."""
+    return [BasisShare(basis=name, share=share) for name, share in shares.items()]
 
 
 class Result(ABC):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from hespas.api.arguments import (
     Array,
@@ -22,7 +23,7 @@ from hespas.api.arguments import (
     checked,
     with_array,
 )
-from hespas.api.documents import Document, Result, findings, put
+from hespas.api.documents import BasisShare, Document, Result, basis_of, findings, put
 from hespas.api.io import opened_program
 from hespas.api.lowering import STEP_ESTIMATOR, Granularity, granularity_of, merged, step_estimator
 from hespas.converters.format import SourceFormat
@@ -250,9 +251,23 @@ def _estimates_of_regions(
                 high_ns=duration + above * share,
                 estimator=np.where(np.isnan(duration), no_estimator, np.int8(0)).astype(np.int8),
                 bound=no_estimator,
+                basis=_longest_basis(graph, estimated, len(duration)),
             )
         )
     return replace(workload, classes=tuple(group(graph, Diagnostics()) for graph in workload.classes)), sums
+
+
+def _longest_basis(graph: OpGraph, estimated: Estimate, regions: int) -> NDArray[np.int16]:
+    """Return the basis of the longest part of each region of a graph; -1 for regions whose estimates state
+    none.
+    """
+    longest_ns, basis = np.zeros(regions), np.full(regions, -1, np.int16)
+    for number in range(len(estimated.bases)):
+        time_ns = np.where(estimated.basis == number, estimated.duration_ns, 0.0)
+        sum_ns = GroupRegions()(with_durations(graph, time_ns), Diagnostics()).duration_ns
+        basis = np.where(sum_ns > longest_ns, number, basis).astype(np.int16)
+        longest_ns = np.fmax(longest_ns, sum_ns)
+    return basis
 
 
 def total_duration_ns(rows: Sequence[ClassTotals]) -> float:
@@ -313,7 +328,7 @@ _NODE_HEADER = (
             "duration_ns", "low_ns", "high_ns",
         )
     ),
-    *map(Column, ("estimator", "bound")),
+    *map(Column, ("estimator", "bound", "basis")),
     *(Column(name, kind="code") for name in ("framework_op", "source")),
 )  # fmt: skip
 
@@ -342,9 +357,10 @@ def _node_tables(done: NodeEstimates) -> Iterator[Table]:
     """Yield the estimates of one rank class after another, as tables with one row per operation."""
     for index, (graph, estimated) in enumerate(zip(done.workload.classes, done.estimates, strict=True)):
         strings = list(graph.strings)
-        labels = {
+        labels: dict[str, tuple[NDArray[np.integer], tuple[str, ...]]] = {
             "estimator": (estimated.estimator, estimated.estimators),
             "bound": (estimated.bound, estimated.bounds),
+            "basis": (estimated.basis, estimated.bases),
         }
         texts: dict[str, Values] = {
             name: [words[code] if code >= 0 else "" for code in codes.tolist()]
@@ -404,6 +420,7 @@ class EstimateDocument(Document, frozen=True, kw_only=True):
     step_ns: Figure
     step_low_ns: Figure
     step_high_ns: Figure
+    basis: list[BasisShare]
     model_flops_per_step: Figure
     tokens_per_step: Figure
     mfu: Figure
@@ -443,6 +460,7 @@ def estimate_document(done: NodeEstimates, step: Simulation | None) -> msgspec.S
         step_ns=step.step_ns if step else nan,
         step_low_ns=low_ns,
         step_high_ns=high_ns,
+        basis=basis_of(step.basis if step else {}),
         model_flops_per_step=rates.model_flops,
         tokens_per_step=rates.tokens,
         mfu=rates.mfu,

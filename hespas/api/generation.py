@@ -12,7 +12,7 @@ import msgspec
 
 from hespas.analysis.traffic import matrix_of, traffic
 from hespas.api.arguments import Destination, DestinationFormat, WritingJob, checked, hardware_option
-from hespas.api.documents import Document, Result, findings
+from hespas.api.documents import BasisShare, Document, Result, basis_of, findings
 from hespas.api.io import write
 from hespas.converters import WriteOptions
 from hespas.converters.chakra.sizes import trace_bytes
@@ -50,6 +50,7 @@ class StepDocument(msgspec.Struct, frozen=True, kw_only=True):
     step_ns: Figure
     step_low_ns: Figure
     step_high_ns: Figure
+    basis: list[BasisShare]
     mfu: Figure
     mfu_peak_dtype: str
     tokens_per_s: Figure
@@ -133,6 +134,7 @@ class GenerationResult(Result):
                 step_ns=step.step_ns,
                 step_low_ns=step.interval_ns[0],
                 step_high_ns=step.interval_ns[1],
+                basis=basis_of(step.basis),
                 mfu=step.throughput.mfu,
                 mfu_peak_dtype=step.throughput.peak_dtype,
                 tokens_per_s=step.throughput.tokens_per_s,

@@ -194,14 +194,16 @@ _SETTING_OF_COPY = {_DEVICE_COPY: "hardware", _NETWORK_COPY: "network_config"}
 
 class GridRow(msgspec.Struct, frozen=True, kw_only=True):
     """Simulated row of a grid. ``settings`` are the values of the axes. Times are of the rank that finishes
-    last; ``critical_ns`` is the time per operation class on its critical path. If the row could not be
-    simulated, ``fault`` is the error, and ``exit_code`` the exit code of ``hespas simulate`` for that row.
+    last; ``critical_ns`` is the time per operation class on its critical path. ``basis`` has the shares of
+    the evidence behind the estimates. If the row could not be simulated, ``fault`` is the error, and
+    ``exit_code`` the exit code of ``hespas simulate`` for that row.
     """
 
     settings: dict[str, GridValue]
     step_ns: Figure = nan
     step_low_ns: Figure = nan
     step_high_ns: Figure = nan
+    basis: str = ""
     compute_ns: Figure = nan
     comm_ns: Figure = nan
     exposed_comm_ns: Figure = nan
@@ -255,6 +257,7 @@ def grid_row(
         step_ns=result.step_ns,
         step_low_ns=result.interval_ns[0],
         step_high_ns=result.interval_ns[1],
+        basis=result.basis_text,
         compute_ns=float(timeline.resource_ns("compute")[last]),
         comm_ns=float(timeline.resource_ns("communication")[last]),
         exposed_comm_ns=float(timeline.exposed_comm_ns[last]),

@@ -18,7 +18,7 @@ from hespas.analysis.charts import memory_charts
 from hespas.analysis.links import LinkRow, LinkTrafficRow, NetworkUtilization
 from hespas.analysis.simulated import SimulatedStep, memory_contents, simulated_step
 from hespas.analysis.table import RowTable
-from hespas.api.documents import Document, Result, findings, put
+from hespas.api.documents import BasisShare, Document, Result, basis_of, findings, put
 from hespas.api.lowering import Mode
 from hespas.converters.measured_ops.steps import recorded_steps_of, recording_text
 from hespas.files.documents import Count, Figure, document_bytes, encode_json
@@ -160,7 +160,8 @@ class SimulationResult(Result, Simulation):
         least = "at least " if self.is_lower_bound else ""
         low_ns, high_ns = self.interval_ns
         known = "" if isnan(low_ns) else f"90 % interval: {time_text(low_ns)} to {time_text(high_ns)}"
-        yield "Step", f"{least}{time_text(self.step_ns)}", known or "no interval"
+        basis = f"; basis: {self.basis_text}" if self.basis_text else ""
+        yield "Step", f"{least}{time_text(self.step_ns)}", f"{known or 'no interval'}{basis}"
         last = max(self.classes, key=lambda result: result.finish_ns)
         share = last.exposed_comm_ns / self.step_ns if self.step_ns > 0 else nan
         note = "" if isnan(share) else f"{share:.1%} of the step, of the rank that finishes last"
@@ -427,6 +428,7 @@ class SimulationDocument(Document, frozen=True, kw_only=True):
     step_ns: Figure
     step_low_ns: Figure
     step_high_ns: Figure
+    basis: list[BasisShare]
     model_flops_per_step: Figure
     tokens_per_step: Figure
     mfu: Figure
@@ -468,6 +470,7 @@ def simulation_document(done: SimulationResult, *, ranks: bool = True) -> msgspe
         step_ns=done.step_ns,
         step_low_ns=done.interval_ns[0],
         step_high_ns=done.interval_ns[1],
+        basis=basis_of(done.basis),
         model_flops_per_step=done.throughput.model_flops,
         tokens_per_step=done.throughput.tokens,
         mfu=done.throughput.mfu,

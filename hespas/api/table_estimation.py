@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from math import isnan
 from pathlib import Path
@@ -12,12 +12,13 @@ import msgspec
 import numpy as np
 
 from hespas.api.arguments import Array, ComparedEstimator, Dataflow, EstimatedOn, checked, with_array
-from hespas.api.documents import Document, Result, findings, put
+from hespas.api.documents import BasisShare, Document, Result, basis_of, findings, put
 from hespas.api.lowering import STEP_ESTIMATOR
 from hespas.estimators import load_estimator
 from hespas.estimators.configuration import operation_estimator
 from hespas.estimators.interface import OperationModel, Prediction, predict_with
 from hespas.estimators.registry import estimator_factory, list_estimators
+from hespas.estimators.step_intervals import basis_text
 from hespas.files.documents import Count, Figure, document_bytes
 from hespas.graph import Diagnostics
 from hespas.graph.columns import FloatArray
@@ -25,7 +26,7 @@ from hespas.graph.errors import UnsupportedError
 from hespas.graph.hints import INPUT, Option
 from hespas.graph.passes import known_sum
 from hespas.hardware import Device, load_device
-from hespas.operations import Operations
+from hespas.operations import LabelColumn, Operations
 from hespas.report.tables import Column, Kind, Table, Values, column_of, write_tables
 
 if TYPE_CHECKING:
@@ -67,6 +68,20 @@ class TableEstimates(Result):
         rows = len(self.prediction.duration_ns)
         by = f"{self.path} on {self.hardware} by {self.estimator}"
         return f"{by}, {rows:,} operations, {total_ns / 1e6:,.3f} ms"
+
+    @property
+    def basis(self) -> Mapping[str, float]:
+        """Return the share of each basis of estimates in the total time, the largest first."""
+        labels = self.prediction.basis
+        time_ns = np.nan_to_num(self.prediction.duration_ns, posinf=0.0)
+        sums = np.bincount(labels.row, time_ns, len(labels.names))
+        order = [number for number in np.argsort(-sums).tolist() if sums[number] > 0]
+        return {labels.names[number]: float(sums[number] / sums.sum()) for number in order}
+
+    @property
+    def basis_text(self) -> str:
+        """Return the shares of :attr:`basis` as text; empty if no estimate states its basis."""
+        return basis_text(self.basis)
 
     def to_json(self) -> bytes:
         """Return the JSON document that ``--json`` writes, of schema ``hespas.estimate_table/1``."""
@@ -224,6 +239,10 @@ class _TableJob:
 
     def result(self, device: Device, estimator: str, diagnostics: Diagnostics) -> TableEstimates:
         """Return the estimates of all rows."""
+        basis, end = LabelColumn(self.rows), 0
+        for batch in self.times:
+            start, end = end, end + len(batch.basis)
+            basis.fill(np.arange(start, end), batch.basis)
         totals: list[KindTotals] = []
         for (kind, dtype), sums in self.sums.items():
             flops, moved, time, cycles = (
@@ -252,6 +271,7 @@ class _TableJob:
                 high_ns=np.concatenate([batch.high_ns for batch in self.times]),
                 models=tuple(self.models),
                 estimator=np.concatenate([batch.estimator for batch in self.times]),
+                basis=basis.labels(),
             ),
             cycles=np.concatenate(self.cycles) if self.cycles else None,
             estimator=estimator,
@@ -268,6 +288,7 @@ class TableDocument(Document, frozen=True, kw_only=True):
     operations: Count
     unknown: Count
     duration_ns: Figure
+    basis: list[BasisShare]
     kinds: tuple[KindTotals, ...]
 
 
@@ -281,6 +302,7 @@ def table_estimate_document(done: TableEstimates) -> msgspec.Struct:
         operations=len(done.prediction.duration_ns),
         unknown=sum(row.unknown for row in done.totals),
         duration_ns=known_sum(np.array([row.duration_ns for row in done.totals])),
+        basis=basis_of(done.basis),
         kinds=tuple(done.totals),
     )
 
@@ -289,8 +311,8 @@ def write_table_estimates(
     done: TableEstimates, path: Path, diagnostics: Diagnostics | None = None, *, overwrite: bool = False
 ) -> None:
     """Write the table as Parquet if the name ends in ``.parquet``, else as CSV, with the columns
-    ``duration_ns``, ``low_ns``, ``high_ns``, ``estimator`` and, for estimators that count them, ``cycles``.
-    Unknown figures are empty. The file is written atomically; ``-`` is standard output. Raises
+    ``duration_ns``, ``low_ns``, ``high_ns``, ``estimator``, ``basis`` and, for estimators that count them,
+    ``cycles``. Unknown figures are empty. The file is written atomically; ``-`` is standard output. Raises
     ``OutputError`` if the file exists and ``overwrite`` is false.
 
     If the table has a column with one of these names, it is renamed to ``table_NAME``, with a warning. Texts
@@ -344,9 +366,17 @@ def _estimate_table(done: TableEstimates, rows: slice) -> Table:
         "low_ns": prediction.low_ns[rows],
         "high_ns": prediction.high_ns[rows],
         "estimator": [prediction.models[number] if number >= 0 else "" for number in numbers],
+        "basis": [
+            name if number >= 0 else ""
+            for name, number in zip(
+                [prediction.basis.names[row] for row in prediction.basis.row[rows].tolist()],
+                numbers,
+                strict=True,
+            )
+        ],
     }
     if done.cycles is not None:
         cycles: list[float] = done.cycles[rows].tolist()
         columns["cycles"] = [None if isnan(value) else int(value) for value in cycles]
-    kinds: dict[str, Kind] = {"estimator": "text", "cycles": "count"}
+    kinds: dict[str, Kind] = {"estimator": "text", "basis": "text", "cycles": "count"}
     return Table(tuple(column_of(name, kinds.get(name, "number")) for name in columns), columns)

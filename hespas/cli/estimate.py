@@ -83,6 +83,8 @@ def _estimate_table(call: Call, out: Path | None) -> None:
         f"{_at_least(total_ns, unknown)}{time_text(total_ns)} on {done.hardware} in sequence "
         f"({', '.join(done.prediction.models)})"
     )
+    if done.basis_text:
+        emit(f"basis: {done.basis_text}")
     has_cycles = done.cycles is not None
     lines = [
         (

@@ -374,9 +374,12 @@ def _duration_source(done: Simulation, hardware: str, mode: str) -> str:
 
 
 def step_lines(done: Simulation, hardware: str, *, mode: str = "hespas") -> list[str]:
-    """Return the summary line of a step, and a line with its throughput if that is known."""
+    """Return the summary line of a step, a line with the basis of its estimates, and a line with its
+    throughput, as far as they are known.
+    """
+    basis = [f"basis: {done.basis_text}"] if done.basis_text else []
     rates = [str(done.throughput)] if done.throughput.is_known else []
-    return [step_text(done, hardware, mode=mode), *rates]
+    return [step_text(done, hardware, mode=mode), *basis, *rates]
 
 
 def mixed_lines(done: Simulation) -> list[str]:

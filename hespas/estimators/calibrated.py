@@ -20,12 +20,12 @@ from hespas.estimators.forms import CHIP_WIDE_KINDS, PREFILL, form_time_ns, mach
 from hespas.estimators.interface import Prediction, estimate_by_operation, with_bands
 from hespas.estimators.kernels import EVERY_FORM, KERNELS, PRODUCTS
 from hespas.estimators.rates import peak_times, rate_flops_per_s, within_roof
-from hespas.graph import Diagnostics, Estimate, OpGraph
+from hespas.graph import BEYOND_RANGE, MEASURED_BASIS, Diagnostics, Estimate, OpGraph, reference_basis
 from hespas.graph.columns import FloatArray
 from hespas.hardware import ANY, Device, Fit, FitParameter, load_device
-from hespas.hardware.kernel_shares import common_fits, fits_distance
+from hespas.hardware.kernel_shares import common_fits, fits_distance, recorded_references
 from hespas.hardware.library import fits_of_user
-from hespas.operations import MATRIX_KINDS, Labels, Operations, build, timed_with_events
+from hespas.operations import MATRIX_KINDS, LabelColumn, Labels, Operations, build, timed_with_events
 
 __all__ = ["Calibrated", "FitIndex", "doublings_beyond"]
 
@@ -59,7 +59,7 @@ class Calibrated:
         """Return the time of one execution of each operation; NaN without a fit for it. O(ops)."""
         findings = Diagnostics() if diagnostics is None else diagnostics
         index = FitIndex.of(device)
-        columns = np.full((3, len(ops)), np.nan)
+        columns, basis = np.full((3, len(ops)), np.nan), LabelColumn(len(ops))
         for labels, rows in ops.classes():
             kind, op, scheme, variant = labels
             selection = index.select(kind, op, scheme, variant) or self._carried_over(device, labels)
@@ -72,9 +72,12 @@ class Calibrated:
             code, text = selection.assumed
             if code:
                 findings.info(code, location, text, count=len(rows))
-            columns[:, rows] = _times_of_selection(selection, ops.take(rows), index, (location, findings))
+            columns[:, rows], evidence = _times_of_selection(
+                selection, ops.take(rows), index, (location, findings)
+            )
+            basis.fill(rows, evidence)
         columns[1:, np.isnan(columns[0])] = np.nan
-        return Prediction.of(self.name, *within_roof(columns, ops, device))
+        return Prediction.of(self.name, *within_roof(columns, ops, device), basis=basis.labels())
 
     def _carried_over(self, device: Device, labels: tuple[str, str, str, str]) -> _FitSelection | None:
         """Return the fits of TPU-v4 for a class of operations, to be applied with the data-sheet rates of
@@ -86,7 +89,7 @@ class Calibrated:
         if selection is None or (not self.chip_wide and selection.assumed[0] == "calibrated.chip-wide"):
             return None
         text = f"no measurements of it: fits of {_MEASURED_TPU} are used, with intervals of a factor of three"
-        return replace(selection, assumed=(_CARRIED, text))
+        return replace(selection, assumed=(_CARRIED, text), references=(_MEASURED_TPU,))
 
 
 _MEASURED_TPU = "TPU-v4"
@@ -197,20 +200,22 @@ class _FitSelection:
 
     ``scheme`` is the number format of the fits. ``quantizing`` is True if the fits include kernels that
     quantise the activations and the operations do not need these kernels. ``assumed`` is the code and the
-    text of a diagnostic, for fits of another class of operations (empty: same class).
+    text of a diagnostic, for fits of another class of operations (empty: same class). ``references`` are the
+    devices that were measured for the fits (empty: the estimated device).
     """
 
     fits: tuple[Fit, ...]
     scheme: str
     quantizing: bool = False
     assumed: tuple[str, str] = ("", "")
+    references: tuple[str, ...] = ()
 
 
 def _times_of_selection(
     selection: _FitSelection, ops: Operations, index: FitIndex, report: tuple[str, Diagnostics]
-) -> FloatArray:
-    """Return the time and interval of operations that use the same fits, shape ``(3, ops)``. ``report`` is a
-    pair: the location for messages, and the collector of diagnostics.
+) -> tuple[FloatArray, Labels]:
+    """Return the time and interval of operations that use the same fits, shape ``(3, ops)``, and the basis of
+    each time. ``report`` is a pair: the location for messages, and the collector of diagnostics.
     """
     beyond = np.stack([doublings_beyond(fit, ops) for fit in selection.fits])
     # The first fit whose sizes cover an operation; the preferred one if none does.
@@ -237,11 +242,20 @@ def _times_of_selection(
                 launches = int((times[0, rows] < 2 * fit.value("t0_ns")).sum())
             text = "fitted on times from events: more than half of the time is the launch by the host"
             findings.warning("calibrated.event-times", location, text, count=launches)
-    outside = int((beyond.min(axis=0) > _AS_FITTED).sum())
-    findings.info("calibrated.outside-support", location, "sizes beyond the fitted ones", count=outside)
+    outside = beyond.min(axis=0) > _AS_FITTED
+    findings.info(
+        "calibrated.outside-support", location, "sizes beyond the fitted ones", count=int(outside.sum())
+    )
+    references, device = selection.references, index.device
+    if device.fits_of not in ("", device.name) and selection.fits[0] not in device.own_fits:
+        references = references or (device.fits_of,)
+    if references:
+        basis = Labels.constant(reference_basis(references), len(ops))
+    else:
+        basis = Labels.choice((MEASURED_BASIS, BEYOND_RANGE), outside.astype(np.int64))
     unknown = "a size or a rate is unknown, or the fit is of another version"
     findings.warning("calibrated.unknown-size", location, unknown, count=int(np.isnan(times[0]).sum()))
-    return times
+    return times, basis
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,7 +339,8 @@ class FitIndex:
         for name in names:
             if common := self.common.get((kind, name)):
                 assumed = ("calibrated.unseen-device", distance) if distance else ("", "")
-                return _FitSelection(fits=(common,), scheme=scheme, assumed=assumed)
+                references = recorded_references(self.device)
+                return _FitSelection(fits=(common,), scheme=scheme, assumed=assumed, references=references)
         return None
 
     def _own_kernel(self, kind: str, op: str, scheme: str) -> _FitSelection | None:

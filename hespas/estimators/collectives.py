@@ -53,11 +53,20 @@ from hespas.estimators.collective_links import (
 )
 from hespas.estimators.interface import Prediction, estimate_by_operation, with_bands
 from hespas.estimators.rates import COLLECTIVE_KINDS, collective_time_ns
-from hespas.graph import CollectiveKind, Diagnostics, Estimate, OpGraph
+from hespas.graph import (
+    BEYOND_RANGE,
+    DATA_SHEET,
+    MEASURED_BASIS,
+    CollectiveKind,
+    Diagnostics,
+    Estimate,
+    OpGraph,
+    reference_basis,
+)
 from hespas.graph.columns import FloatArray, IntArray
 from hespas.hardware import ANY, Device, Fit, load_device
 from hespas.hardware.device_fits import SEGMENTS
-from hespas.operations import Operations, find_scheme
+from hespas.operations import LabelColumn, Labels, Operations, find_scheme
 
 __all__ = ["MEASURED", "RELATIONS", "Collectives", "reference_devices_of"]
 
@@ -150,13 +159,18 @@ class _CollectiveRequest:
         return wiring_of(self.device, self.layout)
 
 
+_AS_FITTED = 0.5
+"""Octaves beyond the fitted messages that count as within them."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class _CollectiveTimes:
-    """Times and intervals of collectives, shape ``(3, messages)`` [ns], and the code and text of the
-    diagnostic that states their source.
+    """Times and intervals of collectives, shape ``(3, messages)`` [ns], the basis of each time, and the code
+    and text of the diagnostic that states their source.
     """
 
     times: FloatArray
+    basis: Labels | str
     code: str
     message: str
 
@@ -195,20 +209,21 @@ class Collectives:
         """
         findings = Diagnostics() if diagnostics is None else diagnostics
         cache = _LineCache()
-        times = np.full((3, len(ops)), np.nan)
+        times, basis = np.full((3, len(ops)), np.nan), LabelColumn(len(ops))
         others = 0
         for labels, rows in ops.classes():
             if labels[0] != _KIND:
                 others += len(rows)
                 continue
-            times[:, rows] = self._of_class(labels, ops.take(rows), device, cache, findings)
+            times[:, rows], evidence = self._of_class(labels, ops.take(rows), device, cache, findings)
+            basis.fill(rows, evidence)
         findings.info(
             "collectives.no-collective",
             device.name,
             "operations that are not collectives have no estimate",
             count=others,
         )
-        return Prediction.of(self.name, times[0], times[1], times[2])
+        return Prediction.of(self.name, times[0], times[1], times[2], basis=basis.labels())
 
     def _of_class(
         self,
@@ -217,13 +232,16 @@ class Collectives:
         device: Device,
         cache: _LineCache,
         findings: Diagnostics,
-    ) -> FloatArray:
+    ) -> tuple[FloatArray, Labels]:
         """Return the time and interval of collectives with the same labels (kind, operation, number format
-        and variant). Shape (3, ops).
+        and variant), shape ``(3, ops)``, and the basis of each time.
         """
         _, op, scheme, variant = labels
         location = " ".join(label for label in (device.name, op, scheme, variant) if label)
-        times = np.where(ops.dim("ranks") == 1, 0.0, np.full((3, len(ops)), np.nan))
+        times, basis = (
+            np.where(ops.dim("ranks") == 1, 0.0, np.full((3, len(ops)), np.nan)),
+            LabelColumn(len(ops)),
+        )
         message, op = ops.dim("message_bytes"), _SAME_TRAFFIC.get(op, op)
         for layout, rows in _layouts(ops, device):
             request = _CollectiveRequest(
@@ -232,11 +250,12 @@ class Collectives:
             answer = self._times(request)
             if answer is not None:
                 times[:, rows] = answer.times
+                basis.fill(rows, answer.basis)
                 report = findings.info if answer.code == _FITTED else findings.warning
                 report(answer.code, location, answer.message, count=len(rows))
         text = "neither fits nor models nor data sheets cover the collective, its ranks and its size"
         findings.warning("collectives.not-covered", location, text, count=int(np.isnan(times[0]).sum()))
-        return times
+        return times, basis.labels()
 
     def _times(self, request: _CollectiveRequest) -> _CollectiveTimes | None:
         """Return the times on one layout, None if they are unknown. An all-reduce is a reduce-scatter and an
@@ -271,7 +290,7 @@ class Collectives:
         if (factor == 1.0).all():
             return single
         text = f"{single.message}, adjusted to the parts of an all-reduce"
-        return _CollectiveTimes(single.times * factor, single.code, text)
+        return replace(single, times=single.times * factor, message=text)
 
     def _single(self, request: _CollectiveRequest) -> _CollectiveTimes | None:
         """Return the times on one layout of ranks, None if they are unknown. No time is shorter than the
@@ -458,7 +477,9 @@ def _by_fit(request: _CollectiveRequest) -> _CollectiveTimes | None:
         if time is not None:
             between = BETWEEN[request.wiring].times(lines.distance(request.layout))
             times = _beyond(widened(_banded(fit, time), between), lines, request)
-            return _CollectiveTimes(times, _FITTED, f"fitted for {fit.variant} in {fit.scheme}")
+            outside = _octaves_beyond(lines, request) > _AS_FITTED
+            basis = Labels.choice((MEASURED_BASIS, BEYOND_RANGE), outside.astype(np.int64))
+            return _CollectiveTimes(times, basis, _FITTED, f"fitted for {fit.variant} in {fit.scheme}")
     return None
 
 
@@ -476,7 +497,7 @@ def _by_carrying(request: _CollectiveRequest) -> _CollectiveTimes | None:
             spread = spread.combined(OF_RELEASE)
         times = _beyond(widened(_banded(fit, parts.time_ns), spread), lines, request)
         text = f"extrapolated from other ranks of {fit.variant} in {fit.scheme}"
-        return _CollectiveTimes(times, "collectives.carried", text)
+        return _CollectiveTimes(times, BEYOND_RANGE, "collectives.carried", text)
     return None
 
 
@@ -491,9 +512,12 @@ def _certain(time_ns: FloatArray, spread: Spread) -> FloatArray:
 
 def _beyond(times: FloatArray, lines: CollectiveLines, request: _CollectiveRequest) -> FloatArray:
     """Return times with intervals widened by the octaves by which messages are outside the fitted sizes."""
+    return widened(times, PER_OCTAVE[request.wiring], _octaves_beyond(lines, request))
+
+
+def _octaves_beyond(lines: CollectiveLines, request: _CollectiveRequest) -> FloatArray:
     size = np.maximum(request.message_bytes, 1.0)
-    octaves = np.maximum(np.log2(size / lines.most), np.log2(lines.least / size))
-    return widened(times, PER_OCTAVE[request.wiring], np.maximum(octaves, 0.0))
+    return np.maximum(np.maximum(np.log2(size / lines.most), np.log2(lines.least / size)), 0.0)
 
 
 def reference_devices_of(
@@ -565,7 +589,7 @@ def _of_references(
         time = np.where(np.isnan(model), time, np.sqrt(time * model))
         spread = spread.combined(_of_host(request))
     text = f"transferred from the fits of {', '.join(by_name)} ({relation}) to its own links"
-    return _CollectiveTimes(_certain(time, spread), "collectives.kin", text)
+    return _CollectiveTimes(_certain(time, spread), reference_basis(by_name), "collectives.kin", text)
 
 
 def _of_host(request: _CollectiveRequest) -> Spread:
@@ -596,7 +620,9 @@ def _by_algorithm(request: _CollectiveRequest) -> _CollectiveTimes | None:
     numbers: list[int] = np.unique(tuned.algorithm).tolist()
     names = ", ".join(ALGORITHMS[number] for number in numbers)
     times = _certain(tuned.duration_ns * ratio, OF_MODEL.combined(_of_host(request)))
-    return _CollectiveTimes(times, "collectives.tuned", f"NCCL's model of {names}, times {ratio:.3g}")
+    return _CollectiveTimes(
+        times, DATA_SHEET, "collectives.tuned", f"NCCL's model of {names}, times {ratio:.3g}"
+    )
 
 
 def _by_data_sheet(request: _CollectiveRequest) -> _CollectiveTimes | None:
@@ -613,4 +639,6 @@ def _by_data_sheet(request: _CollectiveRequest) -> _CollectiveTimes | None:
         return None
     time = np.maximum(request.device.launch_overhead_ns + time, _LEAST_NS)
     times = _certain(time, OF_MODEL.combined(_of_host(request)))
-    return _CollectiveTimes(times, "collectives.data-sheet", "latencies and bandwidths of the data sheet")
+    return _CollectiveTimes(
+        times, DATA_SHEET, "collectives.data-sheet", "latencies and bandwidths of the data sheet"
+    )

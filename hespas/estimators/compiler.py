@@ -85,6 +85,8 @@ class Compiler:
             high_ns=np.full(len(graph), np.nan),
             estimator=np.where(unknown, -1, 0).astype(np.int8),
             bound=np.where(unknown, -1, np.where(free, 0, np.where(lifted, 2, 1))).astype(np.int8),
+            bases=("compiler's cycles",),
+            basis=np.where(unknown | free, -1, 0).astype(np.int16),
         )
 
 

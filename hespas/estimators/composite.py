@@ -21,6 +21,7 @@ from hespas.estimators.interface import (
     Estimator,
     OperationModel,
     Prediction,
+    basis_codes,
     estimate_with,
     for_job,
     operations_on,
@@ -36,7 +37,7 @@ from hespas.graph.columns import BoolArray, FloatArray, IntArray
 from hespas.graph.errors import FormatError, UsageError
 from hespas.hardware import ANY, Device
 from hespas.hardware.library import fits_of_user
-from hespas.operations import KINDS, Operations
+from hespas.operations import KINDS, LabelColumn, Labels, Operations
 
 __all__ = [
     "DEFAULT_ORDER",
@@ -338,8 +339,8 @@ class _Dispatch:
     models: tuple[Estimator, ...]
     plan: Order
     device_order: _DeviceOrder | None
-    known: dict[tuple[object, ...], tuple[FloatArray, Diagnostics]] = field(
-        default_factory=dict[tuple[object, ...], tuple[FloatArray, Diagnostics]]
+    known: dict[tuple[object, ...], tuple[Prediction, Diagnostics]] = field(
+        default_factory=dict[tuple[object, ...], tuple[Prediction, Diagnostics]]
     )
     """Predictions by model and operations, because rank classes often have the same operations."""
 
@@ -385,10 +386,8 @@ class _Dispatch:
 
     def predict(
         self, call: _DispatchRound, ops: Operations, rows: IntArray, device: Device, diagnostics: Diagnostics
-    ) -> FloatArray:
-        """Call the estimator of a round for ``rows`` of ``ops`` and return the times and intervals, shape
-        ``(3, rows)``.
-        """
+    ) -> Prediction:
+        """Call the estimator of a round for ``rows`` of ``ops`` and return its prediction."""
         part = ops.take(rows)
         key = (call.model, *part.content())
         if key not in self.known:
@@ -396,13 +395,12 @@ class _Dispatch:
             prediction = predict_with(cast("OperationModel", self.models[call.model]), part, device, reported)
             if self.device_order is not None:
                 prediction = as_programs_run(prediction, part, device, reported)
-            times = np.stack((prediction.duration_ns, prediction.low_ns, prediction.high_ns))
             if len(self.known) >= _MOST_KNOWN:
                 self.known.clear()
-            self.known[key] = times, reported
-        times, reported = self.known[key]
+            self.known[key] = prediction, reported
+        prediction, reported = self.known[key]
         diagnostics.extend(reported)
-        return times
+        return prediction
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -410,28 +408,38 @@ class _FilledTimes:
     """Predicted times, which one estimator after the other fills in.
 
     ``times`` are times with intervals, shape ``(3, rows)``. ``estimator`` is the index of the estimator that
-    predicted a row, ``bound`` the code of the resource that limits it, both of shape ``(rows,)``.
+    predicted a row, ``bound`` the code of the resource that limits it, both of shape ``(rows,)``. ``basis``
+    is the basis of each time.
     """
 
     times: FloatArray
     estimator: NDArray[np.int8]
     bound: NDArray[np.int8]
+    basis: LabelColumn
 
     @classmethod
     def unknown(cls, rows: int) -> _FilledTimes:
         """Return an object in which the times of all rows are unknown."""
         none = np.full(rows, -1, np.int8)
-        return cls(np.full((3, rows), np.nan), none, none.copy())
+        return cls(np.full((3, rows), np.nan), none, none.copy(), LabelColumn(rows))
 
-    def fill(self, rows: IntArray, times: FloatArray, model: int, bound: NDArray[np.int8] | int) -> None:
+    def fill(
+        self, rows: IntArray, times: FloatArray, model: int, bound: NDArray[np.int8], basis: Labels
+    ) -> None:
         """Store ``times`` of shape ``(3, rows)`` for the given rows. Rows whose new time is NaN are not
         changed.
         """
-        covered = ~np.isnan(times[0])
+        covered = np.flatnonzero(~np.isnan(times[0]))
         target = rows[covered]
         self.times[:, target] = times[:, covered]
         self.estimator[target] = model
-        self.bound[target] = bound if isinstance(bound, int) else bound[covered]
+        self.bound[target] = bound[covered]
+        self.basis.fill(target, basis.take(covered))
+
+    def fill_from(self, rows: IntArray, prediction: Prediction, model: int) -> None:
+        """Store the prediction of single operations for the given rows."""
+        times = np.stack((prediction.duration_ns, prediction.low_ns, prediction.high_ns))
+        self.fill(rows, times, model, np.full(len(rows), _MODEL, np.int8), prediction.basis)
 
 
 def _forward(reported: Diagnostics, diagnostics: Diagnostics, *, is_last: bool) -> None:
@@ -510,8 +518,9 @@ class Composite:
             if isinstance(model, OperationModel) and model.name not in _OF_GRAPHS:
                 rows = np.flatnonzero(missing)
                 if len(rows):
-                    times = dispatch.predict(call, distinct, rows, device, reported)
-                    of_ops.fill(rows, times, call.model, _MODEL)
+                    of_ops.fill_from(
+                        rows, dispatch.predict(call, distinct, rows, device, reported), call.model
+                    )
             else:
                 rows = np.flatnonzero(missing[index] & np.isnan(of_nodes.times[0]) & ~free)
                 if len(rows):
@@ -519,12 +528,21 @@ class Composite:
                     bounds += [name for name in estimate.bounds if name not in bounds]
                     number = np.array([*(bounds.index(name) for name in estimate.bounds), -1], np.int8)
                     times = np.stack((estimate.duration_ns, estimate.low_ns, estimate.high_ns))
-                    of_nodes.fill(rows, times[:, rows], call.model, number[estimate.bound[rows]])
+                    stated = np.where(estimate.basis < 0, len(estimate.bases), estimate.basis)[rows]
+                    basis = Labels.choice((*estimate.bases, ""), stated.astype(np.int64))
+                    of_nodes.fill(rows, times[:, rows], call.model, number[estimate.bound[rows]], basis)
             _forward(reported, diagnostics, is_last=call.is_last)
         by_node = ~np.isnan(of_nodes.times[0])
         times = np.where(free, 0.0, np.where(by_node, of_nodes.times, of_ops.times[:, index]))
         estimator = np.where(by_node, of_nodes.estimator, of_ops.estimator[index])
         bound = np.where(by_node, of_nodes.bound, of_ops.bound[index])
+        bases = LabelColumn(len(graph))
+        for labels, rows in (
+            (of_ops.basis.labels().take(index), np.flatnonzero(~by_node)),
+            (of_nodes.basis.labels(), np.flatnonzero(by_node)),
+        ):
+            bases.fill(rows, labels.take(rows))
+        basis = bases.labels()
         unknown = np.isnan(times[0])
         diagnostics.warning(
             "composite.not-covered",
@@ -542,6 +560,8 @@ class Composite:
             high_ns=times[2],
             estimator=np.where(unknown, -1, np.where(free, 0, estimator)).astype(np.int8),
             bound=np.where(unknown, -1, np.where(free, _FREE, bound)).astype(np.int8),
+            bases=basis.names,
+            basis=basis_codes(basis, ~(unknown | free)),
         )
 
     def predict(self, ops: Operations, device: Device, diagnostics: Diagnostics | None = None) -> Prediction:
@@ -558,8 +578,7 @@ class Composite:
             reported = Diagnostics()
             rows = np.flatnonzero(call.rows & np.isnan(answer.times[0]))
             if len(rows):
-                times = dispatch.predict(call, distinct, rows, device, reported)
-                answer.fill(rows, times, call.model, _MODEL)
+                answer.fill_from(rows, dispatch.predict(call, distinct, rows, device, reported), call.model)
             _forward(reported, diagnostics, is_last=call.is_last)
         duration_ns, low_ns, high_ns = answer.times
         prediction = Prediction(
@@ -568,6 +587,7 @@ class Composite:
             high_ns=high_ns,
             models=dispatch.names,
             estimator=answer.estimator,
+            basis=answer.basis.labels(),
         )
         return prediction.take(index)
 

@@ -21,7 +21,7 @@ from hespas.graph.columns import BoolArray, FloatArray, IntArray, constant
 from hespas.graph.errors import InvariantError, UnsupportedError, clipped
 from hespas.graph.passes import REGION, is_recorded_wait
 from hespas.hardware import Device, Fit
-from hespas.operations import Operations, between_ranks, operations_of
+from hespas.operations import Labels, Operations, between_ranks, operations_of
 
 __all__ = [
     "Availability",
@@ -31,6 +31,7 @@ __all__ = [
     "OperationModel",
     "Prediction",
     "Probed",
+    "basis_codes",
     "estimate_by_operation",
     "estimate_with",
     "for_job",
@@ -95,6 +96,8 @@ class Prediction:
 
     ``duration_ns`` is NaN where the model does not cover an operation; ``low_ns`` and ``high_ns`` are the
     ends of a 90 % interval (NaN: no interval). ``estimator`` is an index into ``models`` (-1: none).
+    ``basis`` is the kind of evidence behind each time, as in :class:`~hespas.graph.Estimate` (empty: not
+    stated).
     """
 
     duration_ns: FloatArray
@@ -102,6 +105,7 @@ class Prediction:
     high_ns: FloatArray
     models: tuple[str, ...]
     estimator: NDArray[np.int8]
+    basis: Labels
 
     @classmethod
     def of(
@@ -110,8 +114,12 @@ class Prediction:
         duration_ns: FloatArray,
         low_ns: FloatArray | None = None,
         high_ns: FloatArray | None = None,
+        *,
+        basis: Labels | str = "",
     ) -> Prediction:
-        """Return a prediction in which all times come from one model."""
+        """Return a prediction in which all times come from one model. ``basis`` is one for all times, or one
+        per time.
+        """
         unknown = np.full(len(duration_ns), np.nan)
         return cls(
             duration_ns=duration_ns,
@@ -119,6 +127,7 @@ class Prediction:
             high_ns=unknown if high_ns is None else high_ns,
             models=(model,),
             estimator=np.where(np.isnan(duration_ns), -1, 0).astype(np.int8),
+            basis=Labels.constant(basis, len(duration_ns)) if isinstance(basis, str) else basis,
         )
 
     def take(self, rows: IntArray) -> Prediction:
@@ -132,11 +141,15 @@ class Prediction:
             high_ns=high_ns,
             models=self.models,
             estimator=np.append(self.estimator, np.int8(-1))[rows],
+            basis=Labels.choice(
+                (*self.basis.names, ""), np.append(self.basis.row, len(self.basis.names))[rows]
+            ),
         )
 
     def __post_init__(self) -> None:
         """Check that all columns have one row per operation."""
-        if {len(self.low_ns), len(self.high_ns), len(self.estimator)} != {len(self.duration_ns)}:
+        others = (self.low_ns, self.high_ns, self.estimator, self.basis)
+        if {len(column) for column in others} != {len(self.duration_ns)}:
             raise InvariantError("Prediction: columns differ in length")
 
 
@@ -259,7 +272,17 @@ def estimate_by_operation(
         high_ns=np.where(free, 0.0, prediction.high_ns),
         estimator=np.where(unknown, -1, np.where(free, 0, prediction.estimator)).astype(np.int8),
         bound=np.where(unknown, -1, np.where(free, 0, 1)).astype(np.int8),
+        bases=prediction.basis.names,
+        basis=basis_codes(prediction.basis, ~(unknown | free)),
     )
+
+
+def basis_codes(basis: Labels, stated: BoolArray) -> NDArray[np.int16]:
+    """Return the column ``basis`` of an estimate: the index of each label, -1 where ``stated`` is False or
+    the label is empty.
+    """
+    empty = np.array([not name for name in basis.names], np.bool_)[basis.row]
+    return np.where(stated & ~empty, basis.row, -1).astype(np.int16)
 
 
 def estimate_with(
@@ -286,7 +309,15 @@ def estimate_with(
     estimator, bound = (
         np.where(own, -1, column).astype(np.int8) for column in (estimate.estimator, estimate.bound)
     )
-    return replace(estimate, duration_ns=duration, low_ns=low, high_ns=high, estimator=estimator, bound=bound)
+    return replace(
+        estimate,
+        duration_ns=duration,
+        low_ns=low,
+        high_ns=high,
+        estimator=estimator,
+        bound=bound,
+        basis=np.where(own, -1, estimate.basis).astype(np.int16),
+    )
 
 
 def predict_with(

@@ -20,17 +20,20 @@ import msgspec
 import numpy as np
 
 from hespas.estimators.configuration import WorkloadKind
-from hespas.graph import Diagnostics, Estimate, OpClass, Workload
+from hespas.graph import Diagnostics, Estimate, OpClass, OpGraph, Workload, reference_basis
 from hespas.hardware import Device
 from hespas.hardware.kernel_shares import training_shares
 
 __all__ = [
     "DATA",
     "LEVELS",
+    "RECORDED",
     "Level",
     "StepInterval",
     "StepIntervals",
     "adds_intervals",
+    "basis_shares",
+    "basis_text",
     "device_level",
     "step_factors",
     "step_intervals",
@@ -155,6 +158,59 @@ def weighed(
         add = findings.warning if total >= _NOTED else findings.info
         add("estimate.data-sheet", hardware, text)
     return findings
+
+
+RECORDED = "recorded"
+"""Basis of the times that a step takes from its input file."""
+
+
+@np.errstate(over="ignore", invalid="ignore")  # sums past what a float holds are infinite
+def basis_shares(
+    workload: Workload, timed: Sequence[OpGraph], estimates: Sequence[Estimate]
+) -> Mapping[str, float]:
+    """Return the share of each basis (:class:`~hespas.graph.Estimate`) in the time of a step, summed over
+    operations and ranks; the largest share first. ``timed`` are the rank classes with the times of the step.
+    Times without an estimate have the basis :data:`RECORDED`, estimates that state none the empty one.
+    """
+    sums: defaultdict[str, float] = defaultdict(float)
+    for graph, estimate, count in zip(timed, estimates, workload.class_sizes, strict=True):
+        names = (*estimate.bases, "", RECORDED)
+        code = np.where(estimate.basis < 0, len(estimate.bases), estimate.basis)
+        code = np.where(estimate.estimator < 0, len(estimate.bases) + 1, code)
+        time_ns = np.nan_to_num(graph.duration_ns * graph.executions, posinf=0.0) * count
+        for name, sum_ns in zip(names, np.bincount(code, time_ns, len(names)).tolist(), strict=True):
+            sums[name] += sum_ns
+    whole = sum(sums.values())
+    if not 0 < whole < np.inf:
+        return {}
+    return {name: sums[name] / whole for name in sorted(sums, key=lambda name: -sums[name]) if sums[name]}
+
+
+_LISTED_DEVICES = 4
+"""Limit of reference devices that a text names."""
+_SHOWN, _WHOLE = 0.005, 0.995
+"""Least share that a text shows, and least share that counts as all."""
+
+
+def basis_text(shares: Mapping[str, float]) -> str:
+    """Return the shares of each basis of a time as text, with all sets of reference devices as one. Empty if
+    no basis is stated. ``shares`` are as returned by :func:`basis_shares`.
+    """
+    if set(shares) <= {"", RECORDED}:
+        return ""
+    start = reference_basis(())
+    listed: dict[str, float] = defaultdict(float)
+    names = dict.fromkeys(
+        name for text in shares if text.startswith(start) for name in text.removeprefix(start).split(", ")
+    )
+    more = f" and {len(names) - _LISTED_DEVICES} more" if len(names) > _LISTED_DEVICES else ""
+    references = reference_basis(list(names)[:_LISTED_DEVICES]) + more
+    for text, share in shares.items():
+        listed[references if text.startswith(start) else text or "not stated"] += share
+    ordered = sorted(listed.items(), key=lambda entry: -entry[1])
+    return "; ".join(
+        text if share >= _WHOLE else f"{share:.0%} {text}" for text, share in ordered if share >= _SHOWN
+    )
 
 
 @np.errstate(over="ignore", invalid="ignore")  # sums past what a float holds are infinite

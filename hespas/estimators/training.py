@@ -135,6 +135,11 @@ class Training:
                 is_changed, np.fmax(estimate.high_ns * ratio, times * _SHARE_WIDENING), estimate.high_ns
             ),
             estimator=np.where(is_changed, index, estimate.estimator).astype(np.int8),
+            bases=(
+                *estimate.bases,
+                f"published runs of {' and '.join(shares.families) or shares.vendor} devices",
+            ),
+            basis=np.where(is_changed, len(estimate.bases), estimate.basis).astype(np.int16),
         )
         changed = int((result.estimator == len(estimate.estimators)).sum())
         share = shares.attention_of(self.attention or shares.library)

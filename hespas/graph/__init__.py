@@ -56,7 +56,15 @@ if TYPE_CHECKING:
         Profile,
         StepRanges,
     )
-    from hespas.graph.timeline import WAITS, Estimate, Timeline
+    from hespas.graph.timeline import (
+        BEYOND_RANGE,
+        DATA_SHEET,
+        MEASURED_BASIS,
+        WAITS,
+        Estimate,
+        Timeline,
+        reference_basis,
+    )
     from hespas.graph.workload import (
         ABSENT,
         ESTIMATED_ON,
@@ -73,7 +81,9 @@ if TYPE_CHECKING:
 __all__ = [
     "ABSENT",
     "ACCUMULATOR_BITS",
+    "BEYOND_RANGE",
     "CAPTURED_THREAD",
+    "DATA_SHEET",
     "DONATED_TO",
     "DTYPES",
     "DYNAMIC",
@@ -81,6 +91,7 @@ __all__ = [
     "GUESSED_VALUES",
     "IN_PLACE",
     "MAC_NOISE_SIGMA",
+    "MEASURED_BASIS",
     "NODE_COLUMNS",
     "PROGRAM_BYTES",
     "RECORDED_STEPS",
@@ -133,6 +144,7 @@ __all__ = [
     "compress_groups",
     "dtype",
     "find_dtype",
+    "reference_basis",
     "step_facts",
     "timed_class_name",
 ]
@@ -201,9 +213,13 @@ __getattr__ = lazy_names(
         "StepRanges",
     ),
     timeline=(
+        "BEYOND_RANGE",
+        "DATA_SHEET",
+        "MEASURED_BASIS",
         "WAITS",
         "Estimate",
         "Timeline",
+        "reference_basis",
     ),
     workload=(
         "ABSENT",

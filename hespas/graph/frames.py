@@ -183,6 +183,7 @@ def _estimate_columns(estimate: Estimate, graph: OpGraph | None) -> _Columns:
         "high_ns": estimate.high_ns,
         "estimator": _named(estimate.estimator, list(estimate.estimators)),
         "bound": _named(estimate.bound, list(estimate.bounds)),
+        "basis": _named(estimate.basis, list(estimate.bases)),
     }
 
 

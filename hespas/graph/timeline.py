@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
@@ -16,7 +17,30 @@ from hespas.graph.columns import (
 )
 from hespas.graph.errors import short_repr
 
-__all__ = ["WAITS", "Estimate", "Intervals", "Timeline", "layers_of", "united"]
+__all__ = [
+    "BEYOND_RANGE",
+    "DATA_SHEET",
+    "MEASURED_BASIS",
+    "WAITS",
+    "Estimate",
+    "Intervals",
+    "Timeline",
+    "layers_of",
+    "reference_basis",
+    "united",
+]
+
+MEASURED_BASIS = "measured"
+"""Basis of a time: operations of this kind, with such sizes, were measured on the device."""
+BEYOND_RANGE = "beyond range"
+"""Basis of a time: operations of this kind were measured on the device, with other sizes."""
+DATA_SHEET = "data sheet"
+"""Basis of a time: only the peak rates of the device are known."""
+
+
+def reference_basis(names: Iterable[str]) -> str:
+    """Return the basis of a time that follows from measurements of other devices."""
+    return f"reference devices {', '.join(names)}"
 
 
 def _no_ints() -> SmallIntArray:
@@ -34,7 +58,9 @@ class Estimate:
     ``duration_ns`` is the time of one execution (NaN if no estimator covers the node; 0 only for zero-cost
     nodes). ``low_ns`` and ``high_ns`` are its 90 % interval (NaN: none). ``estimator`` is the index in
     ``estimators`` of the estimator of the time (-1: none). ``bound`` is the index in ``bounds`` of the
-    resource that limits the node.
+    resource that limits the node. ``basis`` is the index in ``bases`` of the kind of evidence behind the
+    time (-1: not stated, the default): :data:`MEASURED_BASIS`, :data:`BEYOND_RANGE`,
+    :func:`reference_basis`, :data:`DATA_SHEET`, or another text.
     """
 
     hardware: str
@@ -45,10 +71,14 @@ class Estimate:
     high_ns: FloatArray
     estimator: NDArray[np.int8]
     bound: NDArray[np.int8]
+    bases: tuple[str, ...] = ()
+    basis: NDArray[np.int16] = field(default_factory=lambda: np.empty(0, np.int16))
 
     def __post_init__(self) -> None:
-        """Check that all columns have one row per node."""
-        names = ("low_ns", "high_ns", "estimator", "bound")
+        """Fill an omitted basis, and check that all columns have one row per node."""
+        if not len(self.basis):
+            object.__setattr__(self, "basis", np.broadcast_to(np.int16(-1), (len(self),)))
+        names = ("low_ns", "high_ns", "estimator", "bound", "basis")
         check_lengths("Estimate", len(self), {name: getattr(self, name) for name in names})
 
     def __len__(self) -> int:

@@ -61,6 +61,7 @@ __all__ = [
     "held_units",
     "interference_factor",
     "read_training_shares",
+    "recorded_references",
     "scaled_fits",
     "start_ratio",
     "training_shares",
@@ -94,13 +95,23 @@ def fits_distance(device: Device) -> str:
     """Return a text that describes how the recorded devices behind :func:`common_fits` differ from
     ``device``; empty if ``device`` was recorded.
     """
+    names = recorded_references(device)
+    if not names:
+        return ""
+    same_family = named_device(names[0]).family == device.family
+    other = f"another device of its family ({device.family})" if same_family else "another family"
+    return f"based on recordings of {other}: {', '.join(names)}"
+
+
+def recorded_references(device: Device) -> tuple[str, ...]:
+    """Return the names of the recorded devices behind :func:`common_fits`: of the device's family, else of
+    its vendor. Empty if ``device`` was recorded, or no device of its vendor.
+    """
     recorded = [entry for entry in _recorded() if entry.vendor == device.vendor]
     if any(entry.name == device.name for entry in recorded):
-        return ""
-    same_family = [entry.name for entry in recorded if entry.family == device.family]
-    names = ", ".join(same_family or (entry.name for entry in recorded))
-    other = f"another device of its family ({device.family})" if same_family else "another family"
-    return f"based on recordings of {other}: {names}"
+        return ()
+    same_family = tuple(entry.name for entry in recorded if entry.family == device.family)
+    return same_family or tuple(entry.name for entry in recorded)
 
 
 @cache

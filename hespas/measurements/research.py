@@ -168,7 +168,7 @@ def _vidur_network(columns: Columns) -> MeasuredRows:
     return measured_rows(ops, columns.numbers("latency_us_median"), spread_us=spread)
 
 
-_AITER = {"fp8": "a8w8_fp8", "fp8_block": "a8w8_fp8_block", "i8": "a8w8"}
+_AITER = {"fp4_block": "a4w4_mxfp4", "fp8": "a8w8_fp8", "fp8_block": "a8w8_fp8_block", "i8": "a8w8"}
 """Number formats of AITER, whose activations are quantised before, unlike in serving libraries."""
 
 
@@ -182,15 +182,25 @@ def _aiter(columns: Columns) -> MeasuredRows:
     return measured_rows(ops, columns.numbers("latency_us"))
 
 
+_AITER_EXPERTS = {
+    "bfloat16 bfloat16": "bf16",
+    "bfloat16 float4_e2m1fn_x2": "w4a16_mxfp4",
+    "float8_e4m3fn float4_e2m1fn_x2": "w4a8_mxfp4_mxfp8",
+    "float4_e2m1fn_x2 float4_e2m1fn_x2": "a4w4_mxfp4",
+    "float8_e4m3fn float8_e4m3fn": "a8w8_fp8",
+    "float8_e4m3fnuz float8_e4m3fnuz": "a8w8_fp8",
+    "int8 int8": "a8w8",
+}
+"""Number formats of AITER's experts, by the element types of activations and weights."""
+
+
 @_table("AITER mixture of experts", "token model_dim inter_dim expert use_g1u1", _ROCM)
 def _aiter_moe(columns: Columns) -> MeasuredRows:
-    weights = relabelled(
-        columns.texts("q_dtype_w"), {"float8_e4m3fnuz": "a8w8_fp8", "bfloat16": "bf16", "int8": "a8w8"}
-    )
+    formats = relabelled(columns.joined("q_dtype_a", "q_dtype_w"), _AITER_EXPERTS)
     gated = columns.numbers("use_g1u1") > 0
     ones = np.ones(len(columns))
     ops = build.mixtures_of_experts(
-        weights,
+        formats,
         op=Labels.constant("balanced", len(columns)),
         **columns.sizes(tokens="token", hidden="model_dim", inter="inter_dim", topk="topk", experts="expert"),
         tensor_parallel=ones,

@@ -34,6 +34,7 @@ __all__ = [
     "MATRIX_KINDS",
     "SCHEMES",
     "STRIDED",
+    "LabelColumn",
     "Labels",
     "Operations",
     "Scheme",
@@ -172,6 +173,24 @@ class Labels:
         """Return the rows whose label is one of the given names."""
         wanted = [number for number, name in enumerate(self.names) if name in names]
         return np.flatnonzero(np.isin(self.row, wanted))
+
+
+class LabelColumn:
+    """Column of labels that is filled in parts. Rows that are not filled have the empty label."""
+
+    def __init__(self, count: int) -> None:
+        self._row = np.zeros(count, np.int32)
+        self._numbers = {"": 0}
+
+    def fill(self, rows: IntArray, labels: Labels | str) -> None:
+        """Set the labels of ``rows``: one label per row, or the same label for all."""
+        names = (labels,) if isinstance(labels, str) else labels.names
+        numbers = np.array([self._numbers.setdefault(name, len(self._numbers)) for name in names], np.int32)
+        self._row[rows] = numbers[0] if isinstance(labels, str) else numbers[labels.row]
+
+    def labels(self) -> Labels:
+        """Return the labels of all rows."""
+        return Labels(self._row, tuple(self._numbers))
 
 
 def rows_by_label(*columns: Labels) -> Iterator[tuple[tuple[str, ...], IntArray]]:
@@ -420,7 +439,7 @@ class Scheme:
     ``rate_dtype`` determines the arithmetic rate, with ``products`` hardware products per multiply (6: full
     float32 without TF32). Bits are per stored element and include block scales: one 8-bit scale per 32
     elements for MX formats, one per 16 for NVFP4, one 32-bit scale per 128 x 128 weights and per 128
-    activations for ``fp8_block``. If ``quantizes``, the operation receives 16-bit activations and quantises
+    activations for ``fp8_block``, one 8-bit scale per 32 elements for ``fp4_block``. If ``quantizes``, the operation receives 16-bit activations and quantises
     them in separate kernels.
     """
 
@@ -467,6 +486,8 @@ _ROWS = (
     _mixed("w4a8_mxfp4_mxfp8", "f8E4M3FN", 8.25, 4.25),
     _mixed("a8w8", "i8", 8, 8),
     _mixed("a8w8_fp8", "f8E4M3FN", 8, 8),
+    _mixed("fp4_block", "f4E2M1FN", 16, 4.25, quantizes=True),
+    _mixed("a4w4_mxfp4", "f4E2M1FN", 4.25, 4.25),
     _mixed("a8w8_fp8_block", "f8E4M3FN", 8 + 32 / 128, 8 + 32 / (128 * 128)),
 )
 

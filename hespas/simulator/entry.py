@@ -4,7 +4,7 @@ simulator.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import isnan, nan
 from typing import NamedTuple
@@ -13,7 +13,7 @@ import numpy as np
 
 from hespas.estimators import MissingPolicy, apply_estimate, kept_durations, warn_of_tf32
 from hespas.estimators.configuration import Configuration, default_configuration
-from hespas.estimators.step_intervals import adds_intervals, step_factors
+from hespas.estimators.step_intervals import adds_intervals, basis_shares, step_factors
 from hespas.graph import Diagnostics, Estimate, NodeKind, OpGraph, Resource, Workload
 from hespas.graph.builder import region_executions
 from hespas.graph.columns import constant
@@ -75,11 +75,13 @@ def simulate(
     chosen = _complete_options(simulator, workload, estimates)
     job = replace(workload, classes=classes)
     paced, factors, is_summed = None, (nan, nan), False
+    basis: Mapping[str, float] = {}
     if device is not None and estimates is not None:
         settings = configuration or default_configuration(workload, device)
         factors = step_factors(settings.kind, device, settings.estimator)
         is_summed = adds_intervals(settings.estimator)
         paced = _DeviceJob(job, estimates, device, settings, messages)
+        basis = basis_shares(job, classes, estimates)
     if paced is not None and isinstance(chosen, JobScheduler | ListScheduler):
         workload, job, pressures = paced.with_host_launches(workload, chosen)
         done = chosen.run(job, messages, pressures)
@@ -93,6 +95,7 @@ def simulate(
         done,
         workload=workload,
         classes=results,
+        basis=basis,
         interval_ns=_interval(done, classes, estimates, factors, is_summed=is_summed),
         throughput=throughput_of(workload.metadata, done.step_ns, device),
     )

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar, cast, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from hespas.estimators.step_intervals import basis_text
 from hespas.graph import (
     WAITS,
     Diagnostics,
@@ -205,7 +206,9 @@ class Simulation:
 
     ``critical_path`` lists the spans of the critical path of the whole job, first to last, across ranks.
     ``interval_ns`` is the 90 % interval of the step time, derived from the intervals of the operation
-    estimates (two NaN: unknown). ``throughput`` is known if the workload states its FLOPs or tokens.
+    estimates (two NaN: unknown). ``basis`` is the share of each basis of estimates
+    (:class:`~hespas.graph.Estimate`) in the time of all operations, the largest first (empty: no estimates).
+    ``throughput`` is known if the workload states its FLOPs or tokens.
     """
 
     simulator: str
@@ -214,6 +217,7 @@ class Simulation:
     classes: tuple[ClassResult, ...]
     critical_path: IntArray = field(default_factory=lambda: np.empty(0, np.int64))
     interval_ns: tuple[float, float] = (nan, nan)
+    basis: Mapping[str, float] = field(default_factory=dict[str, float])
     throughput: Throughput = field(default_factory=Throughput)
     path = RenamedAttribute("critical_path")
     is_mixed = RenamedAttribute("mixes_recorded_and_estimated")
@@ -222,6 +226,11 @@ class Simulation:
     def step_ns(self) -> float:
         """Return the end of the last rank."""
         return self.timeline.step_ns
+
+    @property
+    def basis_text(self) -> str:
+        """Return the shares of :attr:`basis` as text; empty if no estimate states its basis."""
+        return basis_text(self.basis)
 
     @property
     def is_lower_bound(self) -> bool:

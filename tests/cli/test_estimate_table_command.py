@@ -23,7 +23,7 @@ STEP = ROOT / "fixtures" / "stablehlo" / "llama_fsdp_tp_local_N8.mlir.gz"
 SCHEMA = json.loads((ROOT / "hespas" / "schemas" / "estimate_table.schema.json").read_text())
 TABLES = ROOT.parent / "shared" / "data"
 
-GAINED = ("duration_ns", "low_ns", "high_ns", "estimator")
+GAINED = ("duration_ns", "low_ns", "high_ns", "estimator", "basis")
 PRODUCTS = "name,M,N,K\nfirst,512,512,512\n01,1024,1024,1024\nempty,0,4,4\n"
 TOPOLOGY = (
     "Layer name, IFMAP Height, IFMAP Width, Filter Height, Filter Width, Channels, Num Filter, Strides,\n"

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from hespas import api
 from hespas.estimators import Estimator, apply_estimate, load_estimator, registry
@@ -74,11 +75,13 @@ def single(
     transcendentals: float = 0,
     element: str = "f32",
     kind: NodeKind = NodeKind.COMPUTE,
+    name: str = "",
 ) -> OpGraph:
     """A graph of one node."""
     b = GraphBuilder("one")
+    name_id = b.strings.add(name) if name else 0
     node = b.add_node(
-        name_id=0, op_id=b.strings.add("some_op"), op_class=op_class, kind=kind, flops=flops,
+        name_id=name_id, op_id=b.strings.add("some_op"), op_class=op_class, kind=kind, flops=flops,
         transcendentals=transcendentals, bytes_read=read, bytes_written=0,
     )  # fmt: skip
     if element:
@@ -242,6 +245,14 @@ def test_host_transfer_uses_the_host_link() -> None:
     assert link is not None
     expected = LAUNCH + link.latency_ns + 1e9 / link.bandwidth_bytes_per_s * 1e9
     assert time_of(single(OpClass.HOST, read=1e9)) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("name", ["Memcpy HtoD (Pageable -> Device)", "Memcpy DtoH (Device -> Pageable)"])
+def test_a_copy_of_pageable_memory_is_limited_by_the_host(name: str) -> None:
+    graph, pageable = single(OpClass.HOST, read=1e9), single(OpClass.HOST, read=1e9, name=name)
+    assert time_of(pageable) == pytest.approx(LAUNCH + 1e9 / 11e9 * 1e9)
+    slow = replace(A100, links=tuple(structs.replace(link, bandwidth_bytes_per_s=1e9) for link in A100.links))
+    assert time_of(pageable, device=slow) == pytest.approx(time_of(graph, device=slow))
 
 
 def test_fitted_efficiency_and_overhead_replace_the_defaults() -> None:

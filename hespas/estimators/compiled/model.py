@@ -23,7 +23,7 @@ from hespas.estimators.compiled.measuring import (
 )
 from hespas.estimators.compiled.units import Unit, units_of, units_of_table
 from hespas.estimators.interface import Availability, Prediction, takes_no_time
-from hespas.graph import Diagnostics, Estimate, OpGraph
+from hespas.graph import MEASURED_BASIS, Diagnostics, Estimate, OpGraph, reference_basis
 from hespas.graph.errors import MissingExtraError, UnsupportedError, UsageError
 from hespas.graph.progress import Progress
 from hespas.hardware import Device, find_device
@@ -130,6 +130,8 @@ class _CompiledEstimator:
             high_ns=times[2],
             estimator=np.where(estimated, 0, -1).astype(np.int8),
             bound=np.where(estimated, times[0] > 0, -1).astype(np.int8),
+            bases=("" if measured is None else _basis(measured, device),),
+            basis=np.where(estimated & (times[0] > 0), 0, -1).astype(np.int16),
         )
 
     def predict(self, ops: Operations, device: Device, diagnostics: Diagnostics | None = None) -> Prediction:
@@ -149,7 +151,8 @@ class _CompiledEstimator:
                     timing = measured.timings[distinct[unit]]
                     self._check(timing, ops.op[row] or ops.kind[row], "table", findings)
                     times[:, row] = _figures(timing)
-        return Prediction.of(self.name, times[0], times[1], times[2])
+        basis = "" if measured is None else _basis(measured, device)
+        return Prediction.of(self.name, times[0], times[1], times[2], basis=basis)
 
     def _measured(
         self, units: Sequence[Unit], where: str, device: Device, diagnostics: Diagnostics
@@ -173,14 +176,7 @@ class _CompiledEstimator:
         several = f"{machine.devices} at once of " if machine.devices > 1 else ""
         text = f"{several}{machine.device} ({machine.platform}, {machine.compiler}){at}"
         diagnostics.info(f"{self.name}.measured", where, f"measured on {text}")
-        if device.kind == "cpu":
-            is_same = machine.platform in {"cpu", "local-task"}
-        else:
-            try:
-                is_same = find_device(machine.device) == device.name
-            except UsageError:
-                is_same = False
-        if not is_same:
+        if _basis(measured, device) != MEASURED_BASIS:
             warning = f"times are of this machine, {text}, not of {device.name}"
             diagnostics.warning(f"{self.name}.other-device", where, warning)
         return measured
@@ -194,6 +190,19 @@ class _CompiledEstimator:
             hint = f"leave it unknown: `estimator={self.name}:failed=unknown` (or `on_unknown=warn`)"
             raise UnsupportedError(f"{where}: {text}", hint=hint)
         diagnostics.error(f"{self.name}.failed", where, text)
+
+
+def _basis(measured: UnitTimings, device: Device) -> str:
+    """Return the basis of times that were measured on this machine, which may not be the estimated device."""
+    machine = measured.machine
+    if device.kind == "cpu":
+        is_same = machine.platform in {"cpu", "local-task"}
+    else:
+        try:
+            is_same = find_device(machine.device) == device.name
+        except UsageError:
+            is_same = False
+    return MEASURED_BASIS if is_same else reference_basis((machine.device,))
 
 
 def _figures(timing: Timing) -> tuple[float, float, float]:

@@ -27,7 +27,7 @@ import numpy as np
 from hespas.estimators.database.lookup import BETWEEN, EXACT, NEARBY, SPACES, LookupTable
 from hespas.estimators.interface import Prediction, estimate_by_operation
 from hespas.estimators.rates import within_roof
-from hespas.graph import Diagnostics, Estimate, OpGraph
+from hespas.graph import MEASURED_BASIS, Diagnostics, Estimate, OpGraph
 from hespas.graph.columns import FloatArray, IntArray
 from hespas.graph.errors import FormatError, MissingExtraError, UsageError
 from hespas.hardware import Device, canonical_name
@@ -342,10 +342,11 @@ class Database:
             text = f"{self.path or 'the table'}: no measurements of {device.name}; it has {listed}"
             findings.warning("database.other-device", device.name, text, count=len(ops))
             return Prediction.of(self.name, np.full(len(ops), np.nan))
+        # Tables are not extrapolated: times are measured ones, or between measured ones.
         times = np.full((3, len(ops)), np.nan)
         for labels, rows in ops.classes():
             times[:, rows] = _times_of_class(library, device, labels, ops.take(rows), findings)
-        return Prediction.of(self.name, *times)
+        return Prediction.of(self.name, *times, basis=MEASURED_BASIS)
 
 
 def _candidates(

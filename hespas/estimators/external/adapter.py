@@ -293,7 +293,7 @@ class ExternalSimulator:
         for row, product in enumerate(products):
             if product is not None:
                 times[row] = time_ns[product[0]] * product[1]
-        return Prediction.of(self.name, times)
+        return Prediction.of(self.name, times, basis=f"simulator {self.name}")
 
     def clock_hz(self, device: Device) -> float:
         """Return the clock [Hz] by which cycles are converted to time. Raises ``UsageError`` if neither the

@@ -33,7 +33,7 @@ from hespas.estimators.imc.energy import CLOCK_ERROR, clock_hz, step_energies
 from hespas.estimators.imc.mapping import Layer, Mapping, map_layer
 from hespas.estimators.interface import Prediction, operations_on, takes_no_time
 from hespas.estimators.rates import OperationCosts, rate_flops_per_s
-from hespas.graph import DTYPES, Diagnostics, DTypeKind, Estimate, OpGraph
+from hespas.graph import DATA_SHEET, DTYPES, Diagnostics, DTypeKind, Estimate, OpGraph
 from hespas.graph.columns import BoolArray, FloatArray, IntArray
 from hespas.graph.errors import UsageError
 from hespas.hardware import Device, ImcMacro, Memory
@@ -160,7 +160,8 @@ class Imc:
         codes = np.array([_type_code(name) for name in ops.scheme.names], np.int64)[ops.scheme.row]
         operands = _Operands(lhs=codes, rhs=codes)
         work = self._work(ops, device, operands, diagnostics, is_resident=self.weights == "resident")
-        return Prediction.of(self.name, *work.bounded_ns(device.launch_overhead_ns, _clock_errors(device)))
+        times = work.bounded_ns(device.launch_overhead_ns, _clock_errors(device))
+        return Prediction.of(self.name, *times, basis=DATA_SHEET)
 
     def estimate(self, graph: OpGraph, device: Device, diagnostics: Diagnostics | None = None) -> Estimate:
         """Return the time of one execution of each node, with one mapping per distinct operation."""
@@ -179,6 +180,8 @@ class Imc:
             high_ns=high,
             estimator=np.where(unknown, -1, 0).astype(np.int8),
             bound=np.where(unknown, -1, np.where(free, 0, limit)).astype(np.int8),
+            bases=(DATA_SHEET,),
+            basis=np.where(unknown | free, -1, 0).astype(np.int16),
         )
 
     def operation_costs(self, graph: OpGraph, device: Device) -> OperationCosts:

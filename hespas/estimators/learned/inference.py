@@ -45,11 +45,11 @@ from hespas.estimators.learned.serialization import (
     shipped_folder,
 )
 from hespas.estimators.rates import within_roof
-from hespas.graph import Diagnostics, Estimate, OpGraph
+from hespas.graph import BEYOND_RANGE, MEASURED_BASIS, Diagnostics, Estimate, OpGraph, reference_basis
 from hespas.graph.columns import FloatArray, IntArray
 from hespas.graph.errors import FormatError, UsageError, clipped
 from hespas.hardware import Device
-from hespas.operations import Labels, Operations, timed_with_events
+from hespas.operations import LabelColumn, Labels, Operations, timed_with_events
 
 __all__ = [
     "FREE_OCTAVES",
@@ -69,6 +69,8 @@ _FADING_OCTAVES = 4.0
 """Octaves beyond the fitted sizes up to which the trees count in full, and over which they then
 fade to 1/e.
 """
+_AS_FITTED = 0.5
+"""Octaves beyond the fitted sizes that count as within them in the basis of a time."""
 _STEEPEST = 0.25 * np.log(2)
 """Limit of the widening of intervals per octave beyond the farthest left-out size [log time]."""
 _DIFFERENCES_AT_ONCE = 1 << 17
@@ -124,7 +126,7 @@ class Learned:
         for reason, count in answer.reasons.items():
             if diagnostics is not None:
                 diagnostics.warning("learned.refused", device.name, f"no duration, {reason}", count=count)
-        return Prediction.of(self.name, *answer.times)
+        return Prediction.of(self.name, *answer.times, basis=answer.basis.labels())
 
     def estimate(self, graph: OpGraph, device: Device, diagnostics: Diagnostics | None = None) -> Estimate:
         """Return the time of one execution of each node, with one prediction per distinct operation."""
@@ -147,22 +149,23 @@ class LoadedModels:
         by_path = {Path(f"{number:06d}.json"): model for number, model in enumerate(self.models)}
         cards = [(path, model.card) for path, model in by_path.items()]
         answer = _ModelSet(cards, load=by_path.__getitem__).predict(ops, device, diagnostics)
-        return Prediction.of(self.name, *answer.times)
+        return Prediction.of(self.name, *answer.times, basis=answer.basis.labels())
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _LearnedTimes:
-    """Times and intervals by learned models while they are filled in, shape ``(3, ops)`` [ns], and the
-    reasons for operations without a time.
+    """Times and intervals by learned models while they are filled in, shape ``(3, ops)`` [ns], the basis of
+    each time, and the reasons for operations without a time.
     """
 
     times: FloatArray
+    basis: LabelColumn
     reasons: Counter[str] = field(default_factory=Counter[str])
 
     @classmethod
     def unknown(cls, count: int) -> _LearnedTimes:
         """Return an object in which the times of all ``count`` operations are unknown."""
-        return cls(np.full((3, count), nan))
+        return cls(np.full((3, count), nan), LabelColumn(count))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -238,6 +241,7 @@ def _predict_in_turn(
             break
         part = models.predict(ops.take(rows), device, diagnostics)
         answer.times[:, rows] = part.times
+        answer.basis.fill(rows, part.basis.labels())
         answer.reasons.clear()  # the next set may cover them
         answer.reasons.update(part.reasons)
     return answer
@@ -272,11 +276,13 @@ def _predict_all(
             missing = part.take(gaps)
             replaced = equivalent.predict(sets, missing, device, diagnostics)
             times = direct.times[:, gaps] = within_roof(replaced.times, missing, device)
+            direct.basis.fill(gaps, replaced.basis.labels())
             reasons = replaced.reasons
             if diagnostics is not None and (count := int((~np.isnan(times[0])).sum())):
                 text = equivalent.text.format(" ".join(missing.scheme.used()))
                 diagnostics.info("learned.stand-in", device.name, text, count=count)
         answer.times[:, rows] = direct.times
+        answer.basis.fill(rows, direct.basis.labels())
         answer.reasons.update(reasons)
     return answer
 
@@ -285,7 +291,7 @@ def _predict_tf32(
     sets: Sequence[_ModelSet], ops: Operations, device: Device, diagnostics: Diagnostics | None
 ) -> _LearnedTimes:
     deeper = _predict_in_turn(sets, as_deeper_products(ops), device, diagnostics)
-    return _LearnedTimes(deeper.times + wider_output_ns(ops, device), deeper.reasons)
+    return replace(deeper, times=deeper.times + wider_output_ns(ops, device))
 
 
 def _predict_convolutions(
@@ -293,7 +299,7 @@ def _predict_convolutions(
 ) -> _LearnedTimes:
     products = _predict_all(sets, as_products(ops), device, diagnostics)
     factors = np.exp(CONVOLUTION_WIDENING * np.array([[0.0], [-1.0], [1.0]]))
-    return _LearnedTimes(products.times * factors, products.reasons)
+    return replace(products, times=products.times * factors)
 
 
 _TF32 = _Equivalent(_predict_tf32, "matmul f32 on TF32 units: estimated as bf16 of twice the depth")
@@ -396,7 +402,7 @@ def _fill_times(
         scheme=labels_of([selection.cell.scheme for selection in chosen]),
         variant=labels_of([selection.cell.variant for selection in chosen]),
     )
-    times = _predict_times(model, chosen, cell, fitted, device)
+    times, beyond = _predict_times(model, chosen, cell, fitted, device)
     is_fitted_device = chosen[0].is_fitted_device
     share = _HALF_SHARE if is_fitted_device else _HALF_SHARE_NEW_DEVICE
 
@@ -405,12 +411,17 @@ def _fill_times(
         with np.errstate(invalid="ignore", over="ignore"):
             near = np.flatnonzero(~(np.exp(logs) < share * at_most))
         half_ns = np.full(len(of), np.nan)
-        half_ns[near] = _predict_times(model, chosen, cell[of[near]], halves.take(near), device)[0]
+        half_ns[near] = _predict_times(model, chosen, cell[of[near]], halves.take(near), device)[0][0]
         return half_ns
 
     times = raised(model.card.family, fitted, times, predict_halves, measured=is_fitted_device)
     answer.reasons["sizes, FLOPs, bytes or the peak are unknown"] += int(np.isnan(times[0]).sum())
     answer.times[:, rows] = within_roof(times, fitted, device)
+    basis = Labels.choice((MEASURED_BASIS, BEYOND_RANGE), (beyond > _AS_FITTED).astype(np.int64))
+    if not is_fitted_device:
+        references = [selection.references for selection in chosen]
+        basis = labels_of([reference_basis(() if near is None else near.names) for near in references])
+    answer.basis.fill(rows, basis)
 
 
 def _predict_times(
@@ -419,9 +430,9 @@ def _predict_times(
     cell: IntArray,
     ops: Operations,
     device: Device,
-) -> FloatArray:
-    """Return the time and interval of operations, shape ``(3, ops)``. ``cell`` has the index in
-    ``selections`` of the selection that covers each operation.
+) -> tuple[FloatArray, FloatArray]:
+    """Return the time and interval of operations, shape ``(3, ops)``, and the octaves by which each is beyond
+    the fitted sizes. ``cell`` has the index in ``selections`` of the selection that covers each operation.
     """
     card = model.card
     features = features_of(card.family, ops, device, overhead_ns=card.overhead_ns)
@@ -432,9 +443,9 @@ def _predict_times(
     complete = np.ones(len(ops), np.bool_)
     for name in (*card.columns, *(card.transfer_columns if card.adapts else ())):
         complete &= np.isfinite(columns[name])
-    times = np.full((3, len(ops)), np.nan)
+    times, octaves = np.full((3, len(ops)), np.nan), np.zeros(len(ops))
     if not complete.any():
-        return times
+        return times, octaves
     part, part_cell = ops.take(np.flatnonzero(complete)), cell[complete]
     logs, asymptote = _form_times(card, selections, part_cell, part, device)
     # Launches of another host's fit count only as much as a launch that no host times.
@@ -463,7 +474,8 @@ def _predict_times(
     with np.errstate(over="ignore"):  # far beyond the fitted sizes an end may be infinite
         ends = np.stack((middle, middle + low - wider, middle + high + wider))
         times[:, complete] = base * np.exp(ends)
-    return times
+    octaves[complete] = beyond
+    return times, octaves
 
 
 def _form_times(

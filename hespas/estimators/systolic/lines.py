@@ -165,7 +165,7 @@ class LineBasis:
     elements of an operation, for a line that was fitted to another device or number format.
 
     ``notes`` are the assumptions to report. ``has_interval`` is True if the interval of the line is still
-    valid.
+    valid. ``references`` are the measured devices, if they are others than the estimated one.
     """
 
     fit: Fit
@@ -174,6 +174,7 @@ class LineBasis:
     element_scale: float = 1.0
     notes: tuple[Assumption, ...] = ()
     has_interval: bool = True
+    references: tuple[str, ...] = ()
 
 
 def clock_hz(device: Device) -> float:
@@ -226,6 +227,7 @@ def line_basis(
         element_scale=scale,
         notes=(("derived-line", text),),
         has_interval=False,
+        references=(_MEASURED,),
     )
     return _in_scheme(_of_library(basis, variant), device, scheme)
 

@@ -37,11 +37,19 @@ from hespas.estimators.systolic.lines import (
     own_cycles,
     product_columns,
 )
-from hespas.graph import Diagnostics, Estimate, OpGraph
+from hespas.graph import (
+    BEYOND_RANGE,
+    DATA_SHEET,
+    MEASURED_BASIS,
+    Diagnostics,
+    Estimate,
+    OpGraph,
+    reference_basis,
+)
 from hespas.graph.columns import FloatArray
 from hespas.graph.errors import UsageError
 from hespas.hardware import Device
-from hespas.operations import Operations
+from hespas.operations import LabelColumn, Labels, Operations
 
 __all__ = ["Systolic", "SystolicFindings"]
 
@@ -144,7 +152,7 @@ class Systolic:
     def predict(self, ops: Operations, device: Device, diagnostics: Diagnostics | None = None) -> Prediction:
         """Return the time of each operation; see the module. O(ops)."""
         findings = SystolicFindings()
-        times = np.full((3, len(ops)), np.nan)
+        times, evidence = np.full((3, len(ops)), np.nan), LabelColumn(len(ops))
         for (kind, op, scheme, variant), rows in ops.classes():
             part = ops.take(rows)
             basis = line_basis(device, kind, op, scheme, variant, shipped=self.shipped)
@@ -156,6 +164,7 @@ class Systolic:
                 # Operations without work take no time in any graph and need no line.
                 costs = ~((part.flops == 0) & (part.bytes_moved == 0))
                 findings.uncovered("other-kind", f"no line for operations like {kind}", int(costs.sum()))
+            evidence.fill(rows, DATA_SHEET if basis is None else _evidence(basis, part))
             if not self.array:  # another array than the device's has peaks of its own
                 times[:, rows] = within_roof(times[:, rows], part, device)
             sized = [
@@ -164,7 +173,7 @@ class Systolic:
             unknown = np.isnan(sized).any(axis=0) & (kind in _PRODUCTS | _ELEMENTS)
             findings.uncovered("unknown-size", "a size is unknown", int(unknown.sum()))
         findings.report(device.name, diagnostics)
-        return Prediction.of(self.name, *times)
+        return Prediction.of(self.name, *times, basis=evidence.labels())
 
     def estimate(self, graph: OpGraph, device: Device, diagnostics: Diagnostics | None = None) -> Estimate:
         """Return the time of one execution of each node, with one prediction per distinct operation."""
@@ -242,6 +251,16 @@ class Systolic:
     def _stalls(self, ops: Operations, array: Array) -> FloatArray:
         backing = Backing(self.words_per_cycle, self.buffer_kb * 1024)
         return ops.dim("batch") * stall_cycles(ops.dim("m"), ops.dim("n"), ops.dim("k"), array, backing)
+
+
+def _evidence(basis: LineBasis, ops: Operations) -> Labels:
+    """Return the basis of each time by a line."""
+    if basis.references:
+        return Labels.constant(reference_basis(basis.references), len(ops))
+    if not basis.fit.samples:
+        return Labels.constant(DATA_SHEET, len(ops))
+    is_beyond = doublings_beyond(basis.fit, ops) > 0
+    return Labels.choice((MEASURED_BASIS, BEYOND_RANGE), is_beyond.astype(np.int64))
 
 
 def _shared(ops: Operations, array: Array, arrays: int) -> FloatArray:

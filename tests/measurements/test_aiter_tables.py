@@ -1,0 +1,46 @@
+"""Tables of AITER: number formats of 4 bits in products and experts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import hespas
+from hespas.measurements import read_measurements
+
+PRODUCTS = "hardware,dtype,batch,m,n,k,latency_us,n_entries,tflops\n"
+EXPERTS = (
+    "hardware,token,model_dim,inter_dim,expert,topk,dtype,q_dtype_a,q_dtype_w,q_type,use_g1u1,latency_us\n"
+)
+
+
+@pytest.mark.parametrize("device", ["MI355X", "MI350X", "MI300X", "B200-SXM"])
+def test_products_of_4_bits_have_a_time_on_every_device(tmp_path: Path, device: str) -> None:
+    path = tmp_path / "gemm.csv"
+    path.write_text(f"{PRODUCTS}{device},fp4_block,1,4096,4096,4096,30,1,4581\n")
+    ops = read_measurements(path).ops
+    assert ops.scheme[0] == "a4w4_mxfp4"
+    # 4 bits and an 8-bit scale per 32 elements of both operands, results of 16 bits.
+    assert ops.bytes_moved[0] == 4096**2 * (2 * 4.25 + 16) / 8
+    assert np.isfinite(hespas.estimate_table(path, device).prediction.duration_ns).all()
+
+
+@pytest.mark.parametrize(
+    ("activations", "weights", "scheme"),
+    [
+        ("bfloat16", "bfloat16", "bf16"),
+        ("bfloat16", "float4_e2m1fn_x2", "w4a16_mxfp4"),
+        ("float8_e4m3fn", "float4_e2m1fn_x2", "w4a8_mxfp4_mxfp8"),
+        ("float4_e2m1fn_x2", "float4_e2m1fn_x2", "a4w4_mxfp4"),
+        ("float8_e4m3fnuz", "float8_e4m3fnuz", "a8w8_fp8"),
+    ],
+)
+def test_experts_take_their_format_from_both_operands(
+    tmp_path: Path, activations: str, weights: str, scheme: str
+) -> None:
+    path = tmp_path / "experts.csv"
+    path.write_text(f"{EXPERTS}MI355X,1024,7168,256,256,8,bfloat16,{activations},{weights},per_1x32,1,300\n")
+    assert read_measurements(path).ops.scheme[0] == scheme
+    assert np.isfinite(hespas.estimate_table(path, "MI355X").prediction.duration_ns).all()
