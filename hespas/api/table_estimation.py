@@ -361,18 +361,15 @@ def _estimate_table(done: TableEstimates, rows: slice) -> Table:
     """Return the columns that are added to the table."""
     prediction = done.prediction
     numbers: list[int] = prediction.estimator[rows].tolist()
+    evidence: list[int] = prediction.basis.row[rows].tolist()
     columns: dict[str, Values] = {
         "duration_ns": prediction.duration_ns[rows],
         "low_ns": prediction.low_ns[rows],
         "high_ns": prediction.high_ns[rows],
         "estimator": [prediction.models[number] if number >= 0 else "" for number in numbers],
         "basis": [
-            name if number >= 0 else ""
-            for name, number in zip(
-                [prediction.basis.names[row] for row in prediction.basis.row[rows].tolist()],
-                numbers,
-                strict=True,
-            )
+            prediction.basis.names[row] if number >= 0 else ""
+            for row, number in zip(evidence, numbers, strict=True)
         ],
     }
     if done.cycles is not None:

@@ -12,6 +12,7 @@ from hespas.operations.from_graph import (
     operations_of,
 )
 from hespas.operations.model import (
+    CHANNELS,
     CLASS_OF_KIND,
     KIND_OF_CLASS,
     KINDS,
@@ -33,6 +34,7 @@ from hespas.operations.model import (
 )
 
 __all__ = [
+    "CHANNELS",
     "CLASS_OF_KIND",
     "KINDS",
     "KIND_OF_CLASS",

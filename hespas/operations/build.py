@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from hespas.graph.columns import FloatArray
-from hespas.operations.model import Labels, Operations, element_bytes
+from hespas.operations.model import CHANNELS, Labels, Operations, element_bytes
 
 __all__ = [
     "ConvolutionProduct",
@@ -95,6 +95,7 @@ def convolutions(
     read = images * in_channels * in_size**2 * element_bytes(scheme, "activation")
     moved = read + n * k * element_bytes(scheme, "weight") + m * n * element_bytes(scheme, "output")
     dims = {"batch": np.ones(len(scheme)), "m": m, "n": n, "k": k, "kernel": kernel, "spatial": in_size}
+    dims[CHANNELS] = in_channels
     return _operations("convolution", scheme, dims, flops=2 * m * n * k, bytes_moved=moved, variant=variant)
 
 

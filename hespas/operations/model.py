@@ -27,6 +27,7 @@ from hespas.graph.errors import InvariantError
 from hespas.graph.groups import salted
 
 __all__ = [
+    "CHANNELS",
     "CLASS_OF_KIND",
     "KINDS",
     "KIND_OF_CLASS",
@@ -46,6 +47,9 @@ __all__ = [
     "rows_by_label",
     "timed_with_events",
 ]
+
+CHANNELS = "channels"
+"""Dimension of convolutions: the input channels of one group. NaN if unknown."""
 
 STRIDED = "strided"
 """Dimension of any kind: 1 where an operand has another memory order than the result, or is broadcast, and 0
@@ -438,9 +442,9 @@ class Scheme:
 
     ``rate_dtype`` determines the arithmetic rate, with ``products`` hardware products per multiply (6: full
     float32 without TF32). Bits are per stored element and include block scales: one 8-bit scale per 32
-    elements for MX formats, one per 16 for NVFP4, one 32-bit scale per 128 x 128 weights and per 128
-    activations for ``fp8_block``, one 8-bit scale per 32 elements for ``fp4_block``. If ``quantizes``, the operation receives 16-bit activations and quantises
-    them in separate kernels.
+    elements for MX formats and ``fp4_block``, one per 16 for NVFP4, one 32-bit scale per 128 x 128 weights
+    and per 128 activations for ``fp8_block``. If ``quantizes``, the operation receives 16-bit activations and
+    quantises them in separate kernels.
     """
 
     name: str

@@ -13,7 +13,9 @@ channels) and depth (window and input channels). They read their input once, not
 product has the traffic of the convolution. On the convolutions in f32 of ``neusight_conv.parquet`` (split
 ``calib``) the median of measured over such an estimate is 1.00 on the A100, 0.94 on the P100 and 0.74 on the
 T4, whose library saves multiplications for most of them; 90 % lie within a factor of e on the A100, from
-which :data:`CONVOLUTION_WIDENING` follows.
+which :data:`CONVOLUTION_WIDENING` follows. Implicit products step over the window and, for each of its
+positions, over blocks of channels, of which the last is computed in full: a convolution of 3 channels takes
+as long as one of a whole block.
 
 Source: Chetlur et al., "cuDNN: Efficient Primitives for Deep Learning", arXiv:1410.0759.
 """
@@ -28,7 +30,7 @@ import numpy as np
 from hespas.estimators.rates import rate_flops_per_s
 from hespas.graph.columns import FloatArray, IntArray
 from hespas.hardware import Device
-from hespas.operations import Labels, Operations, build, element_bytes
+from hespas.operations import CHANNELS, Labels, Operations, build, element_bytes
 
 __all__ = [
     "CONVOLUTION_WIDENING",
@@ -41,6 +43,11 @@ __all__ = [
 
 _KIND, _SCHEME, _HALF = "matmul", "f32", "bf16"
 
+_BLOCK_BYTES = {"NVIDIA": 64.0, "AMD": 16.0}
+"""Bytes of input channels per step of the depth, by vendor (others: no blocks): 32 channels of 16 bits in
+cuDNN's kernels (``fprop_optimized_bf16_256x64_32x4_nhwc_align8``), 8 in MIOpen's
+(``igemm_fwd_gtcx3_nhwc_bf16_bt256x64x8``).
+"""
 CONVOLUTION_WIDENING = 1.0
 """Widening of the interval of a convolution that is estimated as a product, on both sides [log time]."""
 
@@ -84,6 +91,14 @@ def without_library(ops: Operations) -> IntArray:
     return np.intersect1d(ops.kind.where("convolution"), ops.variant.where(""))
 
 
-def as_products(ops: Operations) -> Operations:
-    """Return convolutions as matrix products with the traffic of the convolutions."""
-    return replace(ops, kind=Labels.constant("matmul", len(ops)))
+def as_products(ops: Operations, device: Device) -> Operations:
+    """Return convolutions as matrix products with the traffic of the convolutions. The depth of a product is
+    that of all blocks of channels, over which the kernels of the device's vendor step.
+    """
+    block_bytes = _BLOCK_BYTES.get(device.vendor, 0.0)
+    blocks = np.maximum(block_bytes / element_bytes(ops.scheme, "weight"), 1.0)
+    channels = ops.dim(CHANNELS)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        filled = np.ceil(channels / blocks) * blocks / channels
+    depth = ops.dim("k") * np.where(filled >= 1.0, filled, 1.0)
+    return replace(ops, kind=Labels.constant("matmul", len(ops)), dims={**ops.dims, "k": depth})

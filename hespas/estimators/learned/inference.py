@@ -297,7 +297,7 @@ def _predict_tf32(
 def _predict_convolutions(
     sets: Sequence[_ModelSet], ops: Operations, device: Device, diagnostics: Diagnostics | None
 ) -> _LearnedTimes:
-    products = _predict_all(sets, as_products(ops), device, diagnostics)
+    products = _predict_all(sets, as_products(ops, device), device, diagnostics)
     factors = np.exp(CONVOLUTION_WIDENING * np.array([[0.0], [-1.0], [1.0]]))
     return replace(products, times=products.times * factors)
 
