@@ -37,7 +37,7 @@ from hespas.graph.columns import BoolArray, FloatArray, IntArray
 from hespas.graph.errors import FormatError, UsageError
 from hespas.hardware import ANY, Device
 from hespas.hardware.library import fits_of_user
-from hespas.operations import KINDS, LabelColumn, Labels, Operations
+from hespas.operations import KINDS, LabelColumn, Labels, Operations, single_products
 
 __all__ = [
     "DEFAULT_ORDER",
@@ -424,7 +424,12 @@ class _FilledTimes:
         return cls(np.full((3, rows), np.nan), none, none.copy(), LabelColumn(rows))
 
     def fill(
-        self, rows: IntArray, times: FloatArray, model: int, bound: NDArray[np.int8], basis: Labels
+        self,
+        rows: IntArray,
+        times: FloatArray,
+        model: int | NDArray[np.int8],
+        bound: NDArray[np.int8],
+        basis: Labels,
     ) -> None:
         """Store ``times`` of shape ``(3, rows)`` for the given rows. Rows whose new time is NaN are not
         changed.
@@ -432,7 +437,7 @@ class _FilledTimes:
         covered = np.flatnonzero(~np.isnan(times[0]))
         target = rows[covered]
         self.times[:, target] = times[:, covered]
-        self.estimator[target] = model
+        self.estimator[target] = model if isinstance(model, int) else model[covered]
         self.bound[target] = bound[covered]
         self.basis.fill(target, basis.take(covered))
 
@@ -508,8 +513,10 @@ class Composite:
         distinct, index = operations_on(graph, device, num_ranks=self.num_ranks).distinct()
         of_ops, of_nodes = _FilledTimes.unknown(len(distinct)), _FilledTimes.unknown(len(graph))
         free = takes_no_time(graph)
+        self._fill_sums(graph, device, of_nodes, diagnostics)
+        is_sum = ~np.isnan(of_nodes.times[0])
         needed = np.zeros(len(distinct), np.bool_)
-        needed[index[~free]] = True
+        needed[index[~(free | is_sum)]] = True
         bounds = ["free", "model"]
         dispatch = self._dispatch(device)
         for call in dispatch.rounds(distinct):
@@ -563,6 +570,26 @@ class Composite:
             bases=basis.names,
             basis=basis_codes(basis, ~(unknown | free)),
         )
+
+    def _fill_sums(
+        self, graph: OpGraph, device: Device, of_nodes: _FilledTimes, diagnostics: Diagnostics
+    ) -> None:
+        """Store the times of nodes that consist of several products, as the sums of their products' times.
+        The estimator and the basis of a node are those of its longest product.
+        """
+        products, owner = single_products(graph)
+        if not len(products):
+            return
+        parts = self.predict(products, device, diagnostics)
+        columns = (parts.duration_ns, parts.low_ns, parts.high_ns)
+        nodes = np.unique(owner)
+        times: FloatArray = np.stack(
+            [np.bincount(owner, column, len(graph))[nodes].astype(np.float64) for column in columns]
+        )
+        order = np.lexsort((parts.duration_ns, owner))
+        longest = order[np.append(np.flatnonzero(np.diff(owner[order])), len(order) - 1)]
+        bound = np.full(len(nodes), _MODEL, np.int8)
+        of_nodes.fill(nodes, times, parts.estimator[longest], bound, parts.basis.take(longest))
 
     def predict(self, ops: Operations, device: Device, diagnostics: Diagnostics | None = None) -> Prediction:
         """Return the time of one execution of each operation, from the first estimator that covers it.

@@ -10,6 +10,7 @@ from hespas.operations.from_graph import (
     element_types_of,
     group_sizes,
     operations_of,
+    single_products,
 )
 from hespas.operations.model import (
     CHANNELS,
@@ -57,5 +58,6 @@ __all__ = [
     "numbered",
     "operations_of",
     "rows_by_label",
+    "single_products",
     "timed_with_events",
 ]

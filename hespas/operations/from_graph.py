@@ -19,6 +19,7 @@ __all__ = [
     "element_types_of",
     "group_sizes",
     "operations_of",
+    "single_products",
 ]
 
 _NAMES = (
@@ -239,6 +240,39 @@ def _set_products(
             schemes.append(name)
         rows.append(schemes.index(name))
     scheme[node] = np.array(rows, np.int32)[index.reshape(-1)]
+
+
+def single_products(graph: OpGraph) -> tuple[Operations, IntArray]:
+    """Return the products of all nodes that consist of several matmuls or convolutions, as one operation
+    each, and the node of each. Such nodes are the gradients of a convolution, of which each takes a kernel.
+
+    The bytes of a product are its share, by FLOPs, of the bytes of its node. Products of fusions, of fused
+    attention and of fused experts are left out, because their kernels do other work, too.
+    """
+    table = graph.contractions
+    several = (np.bincount(table.node, minlength=len(graph)) > 1) & (
+        graph.op_id != graph.strings.find(_FUSED_EXPERTS)
+    )
+    classes = (int(OpClass.CONTRACTION), int(OpClass.CONVOLUTION))
+    rows = np.flatnonzero(several[table.node] & np.isin(graph.op_class[table.node], classes))
+    node = table.node[rows].astype(np.int64)
+    triples = zip(*(column[rows].tolist() for column in (table.lhs, table.rhs, table.products)), strict=True)
+    convolves = graph.op_class[node] == int(OpClass.CONVOLUTION)
+    flops = np.where(np.isnan(table.useful_flops), table.flops, table.useful_flops)[rows]
+    dims = {"batch": table.batch, "m": table.m, "n": table.n, "k": table.k}
+    with np.errstate(divide="ignore", invalid="ignore"):
+        share = flops / np.bincount(node, flops, len(graph))[node]
+    products = Operations(
+        kind=Labels.choice(("matmul", "convolution"), convolves.astype(np.int64)),
+        op=Labels.constant("", len(rows)),
+        scheme=Labels.of([_product_scheme(*triple) for triple in triples]),
+        variant=Labels.constant("", len(rows)),
+        dims={name: np.where(column[rows] < 0, np.nan, column[rows]) for name, column in dims.items()},
+        flops=flops,
+        transcendentals=np.zeros(len(rows)),
+        bytes_moved=graph.bytes_moved[node] * share,
+    )
+    return products, node
 
 
 def _product_scheme(lhs: int, rhs: int, products: int) -> str:
