@@ -31,7 +31,7 @@ def gradients(op_class: OpClass, *sizes: tuple[int, int, int]) -> OpGraph:
 
 @pytest.mark.parametrize("op_class", [OpClass.CONVOLUTION, OpClass.CONTRACTION])
 def test_a_node_of_several_products_takes_the_sum_of_their_times(op_class: OpClass) -> None:
-    sizes = (25088, 256, 576), (25088, 64, 2304)
+    sizes = (8192, 512, 4608), (512, 4608, 8192)
     model = load_estimator("composite")
     whole = model.estimate(gradients(op_class, *sizes), H100)
     parts = [model.estimate(gradients(op_class, size), H100) for size in sizes]
