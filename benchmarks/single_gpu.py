@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import csv
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -32,7 +33,7 @@ from hespas.fitting.statistics import error_figures
 from hespas.generators.eager import EagerStep, eager_model
 from hespas.graph import OpClass, OpGraph
 from hespas.graph.columns import FloatArray
-from hespas.graph.errors import FormatError
+from hespas.graph.errors import FormatError, UsageError
 from hespas.hardware import load_device
 
 __all__ = ["Point", "calibrated", "factors_of", "main", "points_of", "step_of"]
@@ -123,12 +124,21 @@ def _graph_of(step: EagerStep) -> OpGraph:
     return step.workload().classes[0]
 
 
-def points_of(rows: Iterable[Row]) -> Iterator[Point]:
-    """Predictions of the composite; products apart from the rest."""
+def points_of(rows: Iterable[Row], left_out: Counter[str] | None = None) -> Iterator[Point]:
+    """Yield the predictions of the composite; products apart from the rest.
+
+    Rows of unknown models and devices are left out; ``left_out`` receives their number by reason.
+    """
     composite = load_estimator("composite")
     for row in rows:
-        graph = _graph_of(step_of(row))
-        times = estimate_with(composite, graph, load_device(row.hardware)).duration_ns / 1e6
+        try:
+            step, device = step_of(row), load_device(row.hardware)
+        except UsageError as error:
+            if left_out is not None:
+                left_out[error.message] += 1
+            continue
+        graph = _graph_of(step)
+        times = estimate_with(composite, graph, device).duration_ns / 1e6
         product = graph.op_class == OpClass.CONTRACTION
         yield Point(row=row, products_ms=float(times[product].sum()), others_ms=float(times[~product].sum()))
 
@@ -224,7 +234,13 @@ def main() -> int:
     if not path.is_file():
         print(f"no {path}: nothing to compare with")
         return 0
-    points = calibrated(list(points_of(rows_of(path))))
+    left_out = Counter[str]()
+    points = calibrated(list(points_of(rows_of(path), left_out)))
+    for reason, count in left_out.items():
+        print(f"{count} rows left out: {reason}")
+    if not points:
+        print("no row left to compare")
+        return 0
     if options.rows:
         _tell_rows(points)
     _tell(points)

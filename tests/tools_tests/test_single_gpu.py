@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from dataclasses import replace
 from math import isnan
 from pathlib import Path
@@ -111,3 +112,11 @@ def test_without_data_there_is_nothing_to_compare(
     monkeypatch.setattr(sys, "argv", ["single_gpu", "--data", str(tmp_path / "absent.csv")])
     assert single_gpu.main() == 0
     assert "nothing to compare" in capsys.readouterr().out
+
+
+def test_rows_of_unknown_models_and_devices_are_left_out_and_counted() -> None:
+    rows = [ROW, ROW._replace(model="mystery"), ROW._replace(hardware="Mystery9"), ROW]
+    left_out = Counter[str]()
+    assert len(list(points_of(rows, left_out))) == 2
+    assert sorted(left_out.values()) == [1, 1]
+    assert "mystery" in " ".join(left_out)
