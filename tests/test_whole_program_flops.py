@@ -69,6 +69,8 @@ WITHOUT_FIGURE = {
     "stablehlo/hand_dynamic.mlir": "HLO has no unbounded dynamic dimensions",
     "stablehlo/hand_legacy.mlir": "XLA does not translate unary_einsum",
     "stablehlo/hand_quantized.mlir": "XLA does not translate uniform_quantize",
+    "stablehlo/quantised_mlp.mlir": "XLA does not translate quantised types",
+    "stablehlo/ternary_network.mlir": "XLA does not translate quantised types",
 }
 """Fixtures that XLA cannot analyse, and why."""
 

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from hespas.validators.roundtrip import (
+    QUANTISED_TYPES,
     ColumnResult,
     ColumnStatus,
     MatrixCell,
@@ -51,6 +52,24 @@ def _listed(columns: Iterable[ColumnResult]) -> str:
     return ", ".join(f"`{name}` {count:,}" for name, count in found.items()) or "-"
 
 
+_QUANTISED_INTRODUCTION = """## Quantised types
+
+A row counts the operations with quantised operands or results (`!quant.uniform<...>`, with storage type,
+range, scales and zero points), and those whose types are all the same afterwards. A graph that was read
+from StableHLO is written as its original program, with all types. A program that is written anew, from a
+trace or a changed graph, computes in the storage types, because XLA has no quantised types. Attributes of its
+operations state the quantised types; an operation that others replace states only the types of its results.
+"""
+
+
+def _quantised(cells: Iterable[MatrixCell]) -> Iterable[Sequence[str]]:
+    for cell in cells:
+        for column in cell.columns:
+            if column.column == QUANTISED_TYPES and column.known:
+                kept = column.known - column.changed
+                yield (cell.source, cell.via, f"{column.known:,}", f"{kept:,}", f"{kept / column.known:.0%}")
+
+
 def _details(cells: Iterable[MatrixCell]) -> Iterable[Sequence[str]]:
     for cell in cells:
         if not (cell.lost or cell.changed or cell.refused):
@@ -71,7 +90,8 @@ def roundtrip_document(done: RoundTrips) -> str:
     details = _table(
         ("from", "through", "files", "lost, rows", "changed, rows", "files refused"), _details(done.cells)
     )
-    return f"{_INTRODUCTION}\n{matrix}\n## Losses\n\n{details}"
+    quantised = _table(("from", "through", "operations", "kept", "share"), _quantised(done.cells))
+    return f"{_INTRODUCTION}\n{matrix}\n{_QUANTISED_INTRODUCTION}\n{quantised}\n## Losses\n\n{details}"
 
 
 def golden_document(done: RoundTrips) -> str:

@@ -266,8 +266,9 @@ _CONVOLUTIONS: dict[str, Rule] = {
 _RULES: dict[str, Rule] = {
     **_CONVOLUTIONS,
     "__op$block_scaled_dot": _block_scaled_dot,
-    "__op$quantize": quantize,
-    "__op$dequantize": quantize,
+    **dict.fromkeys(("__op$quantize", "__op$dequantize"), quantize),
+    # LiteRT's exporters (tensorflow/compiler/mlir/lite/stablehlo): scales and zero points are operands
+    **dict.fromkeys(("quant.quantize", "quant.dequantize", "quant.fake_quant"), quantize),
     "ApproxTopK": _approximate_top_k,
     "PartialReduce": _approximate_top_k,
     "TopK": _top_k,

@@ -567,11 +567,17 @@ _ROWS: tuple[tuple[str, DTypeKind, int, int, int, tuple[str, ...]], ...] = (
     ("complex<f64>", DTypeKind.COMPLEX, 128, 0, 0, ("c128", "complex128", "c10::complex<double>")),
     ("token", DTypeKind.TOKEN, 0, 0, 0, ("!stablehlo.token",)),
     ("opaque", DTypeKind.OPAQUE, 0, 0, 0, ()),
+    *(
+        (f"{sign}i{bits}", kind, bits, 0, 0, (f"{sign or 's'}{bits}", f"{sign}int{bits}"))
+        for bits in (3, 5, 6, 7)
+        for sign, kind in (("", DTypeKind.SIGNED), ("u", DTypeKind.UNSIGNED))
+    ),
 )
 """Name, kind, bits, block elements, bits of the scale of a block, aliases.
 
 Names have MLIR's spelling (StableHLO specification, section "Types"); aliases cover HLO, NumPy, PyTorch and
-NCCL.
+NCCL. Integers of 3, 5, 6 and 7 bits are storage types of quantised types only. Files hold codes, so new types
+are added at the end.
 """
 
 DTYPES: tuple[DType, ...] = tuple(DType(code, *row) for code, row in enumerate(_ROWS))

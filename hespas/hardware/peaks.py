@@ -43,7 +43,9 @@ MATRIX_FALLBACKS: dict[str, tuple[str, ...]] = {
     "f6": ("f6", "f8", "f16", "bf16", "tf32", "f32"),
     "f4": ("f4", "f6", "f8", "f16", "bf16", "tf32", "f32"),
     "i8": ("i8",),
+    **dict.fromkeys(("i7", "i6", "i5"), ("i8",)),
     "i4": ("i4", "i8"),
+    "i3": ("i4", "i8"),
     "i2": ("i2", "i4", "i8"),
     "i1": ("i8",),
 }
@@ -54,7 +56,9 @@ TPU_MATRIX_FALLBACKS: dict[str, tuple[str, ...]] = {
     "tf32": ("f32", "bf16"),
     "f16": ("f16", "bf16"),
     "i8": ("i8", "bf16"),
+    **dict.fromkeys(("i7", "i6", "i5"), ("i8", "bf16")),
     "i4": ("i4", "i8", "bf16"),
+    "i3": ("i4", "i8", "bf16"),
     "i2": ("i2", "i4", "i8", "bf16"),
     "i1": ("i8", "bf16"),
 }
@@ -75,7 +79,9 @@ VECTOR_FALLBACKS: dict[str, tuple[str, ...]] = {
     "i32": ("i32", "f32"),
     "i16": ("i16", "i32", "f32"),
     "i8": ("i8", "i32", "f32"),
+    **dict.fromkeys(("i7", "i6", "i5"), ("i8", "i32", "f32")),
     "i4": ("i4", "i8", "i32", "f32"),
+    "i3": ("i4", "i8", "i32", "f32"),
     "i2": ("i2", "i4", "i8", "i32", "f32"),
     "i1": ("i8", "i32", "f32"),
 }
@@ -86,7 +92,7 @@ published integer rate the float32 lanes issue as many integer operations.
 _AS_FLOAT: dict[str, tuple[str, ...]] = {
     "i2": ("f4", "f6", "f8", "f16", "bf16", "tf32", "f32"),
     "i4": ("f8", "f16", "bf16", "tf32", "f32"),
-    "i8": ("f16", "bf16", "tf32", "f32"),
+    **dict.fromkeys(("i3", "i5", "i6", "i7", "i8"), ("f16", "bf16", "tf32", "f32")),
     "i1": ("f16", "bf16", "tf32", "f32"),
     "i16": ("f32", "tf32"),
     "i32": ("f32", "tf32"),

@@ -19,6 +19,8 @@ __all__ = [
     "BYTECODE_MAGIC",
     "CLASS_MARK",
     "FORMAT",
+    "OPERAND_TYPES",
+    "RESULT_TYPES",
     "UNKNOWN_WORK",
     "chosen_classes",
     "class_files",
@@ -70,6 +72,11 @@ CLASS_MARK = "// Rank class"
 
 UNKNOWN_WORK = "hespas.unknown_work"
 """Attribute of a replayed operation with unknown FLOPs; its value is the name in the graph."""
+
+OPERAND_TYPES, RESULT_TYPES = "hespas.operand_types", "hespas.result_types"
+"""Attributes of a replayed operation: its quantised types in order, ``""`` for types that are not quantised.
+The operation itself has the storage types, because XLA runs no others.
+"""
 
 ATTACHMENT = "stablehlo"
 """Name of the program that is attached to a graph."""

@@ -127,7 +127,7 @@ def assemble(
         p2p=links.messages(),
         contractions=_contractions(which, signatures),
         regions=regions,
-        extra=_mac_attributes(which, signatures, strings),
+        extra=_low_bit_attributes(which, signatures, strings),
         attachments=attachments,
         types=shared.types.rows.build(),
         strings=strings.build(),
@@ -170,14 +170,15 @@ def _contractions(node_rows: NDArray[np.int64], signatures: Sequence[StablehloSi
     )
 
 
-def _mac_attributes(
+def _low_bit_attributes(
     node_rows: NDArray[np.int64], signatures: Sequence[StablehloSignature], strings: StringTableBuilder
 ) -> ExtraTable:
-    """Return the attributes about narrow or analogue accumulators of matmuls, as text rows (tag 0) of the
-    ``extra`` table.
+    """Return the attributes about narrow or analogue accumulators of matmuls, and the configurations of
+    custom calls on quantised tensors, as text rows (tag 0) of the ``extra`` table.
     """
     attributes = [
         {key: text for part in row.cost.contractions for key, text in part.attributes.items()}
+        | ({"backend_config": row.config} if row.config else {})
         for row in signatures
     ]
     nodes = np.flatnonzero(np.array([bool(entry) for entry in attributes], np.bool_)[node_rows]).tolist()

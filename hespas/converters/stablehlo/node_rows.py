@@ -46,7 +46,8 @@ class StablehloSignature(NamedTuple):
 
     ``is_bounded`` is True if extents are upper bounds, ``is_dynamic`` if some are unknown, ``has_rule`` if
     the cost table has the operation, and ``needs_report`` if costs are unknown or bounds. ``label`` is the
-    name for nodes: the operation without its dialect, or the target of a custom call.
+    name for nodes: the operation without its dialect, or the target of a custom call. ``config`` is the
+    configuration of a custom call on quantised tensors, which may state scales.
     """
 
     op_name: str
@@ -58,10 +59,15 @@ class StablehloSignature(NamedTuple):
     has_rule: bool
     needs_report: bool
     label: str
+    config: str = ""
 
 
 _SignatureKey = tuple[str, tuple[TypeInfo, ...], tuple[TypeInfo, ...], tuple[int, ...], Attributes]
 """Operation name, types of operands and of results, positions of repeated operands, attributes."""
+
+
+_MAX_CONFIG = 1 << 16
+"""Largest configuration of a custom call that a node keeps [characters]."""
 
 
 class SignatureTable:
@@ -101,8 +107,13 @@ class SignatureTable:
             attributes,
             repeated,
         )
-        label = attributes.target if isinstance(attributes, CustomAttributes) else ""
-        return self.priced(name, operands, results, price(name, described), label)
+        label = config = ""
+        if isinstance(attributes, CustomAttributes):
+            label = attributes.target
+            tensors = (*described.operands, *described.results)
+            if any(tensor.expressed is not None for tensor in tensors):
+                config = attributes.config if len(attributes.config) <= _MAX_CONFIG else ""
+        return self.priced(name, operands, results, price(name, described), label=label, config=config)
 
     def priced(
         self,
@@ -110,7 +121,9 @@ class SignatureTable:
         operands: tuple[TypeInfo, ...],
         results: tuple[TypeInfo, ...],
         cost: Cost,
+        *,
         label: str = "",
+        config: str = "",
     ) -> int:
         """Add a row for an operation whose cost is given, and return its number."""
         infos = (*operands, *results)
@@ -126,6 +139,7 @@ class SignatureTable:
                 has_rule(name),
                 is_bounded or not cost.is_known,
                 label or name.rpartition(".")[2],
+                config,
             )
         )
         return len(self.rows) - 1

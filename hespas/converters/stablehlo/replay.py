@@ -8,13 +8,15 @@ so that no compiler removes them. The graph has no loops. All ranks run the prog
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import chain, count
 from math import isnan
 
 import numpy as np
 
+from hespas.converters.stablehlo import OPERAND_TYPES, RESULT_TYPES
 from hespas.converters.stablehlo.replay_collectives import (
     SUBSTITUTES,
     ReplayCollective,
@@ -40,6 +42,7 @@ from hespas.converters.stablehlo.replay_emit import (
 from hespas.converters.stablehlo.replay_recipes import (
     MOST_PASSES,
     RECIPES,
+    WRITTEN_AS,
     complete,
     convolution,
     fused_matmuls,
@@ -51,10 +54,19 @@ from hespas.converters.stablehlo.replay_recipes import (
 )
 from hespas.costs.table import canonical_name
 from hespas.files.limits import limits
-from hespas.graph import CollectiveKind, Diagnostics, NodeKind, OpClass, OpGraph
+from hespas.graph import (
+    ACCUMULATOR_BITS,
+    MAC_NOISE_SIGMA,
+    CollectiveKind,
+    Diagnostics,
+    NodeKind,
+    OpClass,
+    OpGraph,
+)
 from hespas.graph.columns import FloatArray
 from hespas.graph.errors import FormatError, HespasError
 from hespas.graph.passes import all_deps, known_sum, topological_order
+from hespas.graph.quantised import parse_quantised
 from hespas.programs.text import Tensor, Value
 
 __all__ = ["ProgramReplay", "compare", "replay"]
@@ -69,13 +81,15 @@ _WHOLE_GRAPH = "the graph as a whole"
 @dataclass(slots=True)
 class ProgramReplay:
     """Body of a replay, a program that repeats the work of a graph, and its differences from the graph.
-    ``changes`` maps the code of each kind of difference to examples with their number of nodes.
+    ``kept_extra`` is the number of attributes of nodes that it states. ``changes`` maps the code of each kind
+    of difference to examples with their number of nodes.
     """
 
     emitter: ReplayEmitter
     outputs: list[Value]
     num_ranks: int
     flops: float = 0.0
+    kept_extra: int = 0
     changes: dict[str, Counter[str]] = field(default_factory=dict[str, Counter[str]])
 
     def note(self, code: str, what: str = "") -> None:
@@ -139,6 +153,12 @@ class _ReplayWriter:
         for owner, *values in zip(table.node.tolist(), *(column.tolist() for column in columns), strict=True):
             by_node[owner] = (*by_node.get(owner, ()), MatmulShape(*values))
         self.contractions = by_node
+        self.accumulators: dict[int, dict[str, str]] = defaultdict(dict)
+        extra = graph.extra
+        for row in np.flatnonzero(extra.node >= 0).tolist():
+            key, owner = graph.strings[int(extra.key[row])], int(extra.node[row])
+            if key in {ACCUMULATOR_BITS, MAC_NOISE_SIGMA} and owner in by_node:
+                self.accumulators[owner][key] = bytes(extra.value(row)).decode("utf-8", "replace")
         self.links: dict[int, int] = {node: row for row, node in enumerate(graph.collectives.node.tolist())}
         self.messages: dict[int, int] = {node: row for row, node in enumerate(graph.p2p.node.tolist())}
         self.groups: dict[int, ReplayGroups] = {}
@@ -161,7 +181,7 @@ class _ReplayWriter:
             if scope_name:
                 location = f"{quoted_text(scope_name)}({location})" if location else quoted_text(scope_name)
         emitter.location = f" loc({location})" if location else ""
-        before = (emitter.flops, emitter.transcendentals)
+        before, first = (emitter.flops, emitter.transcendentals), len(emitter.lines)
         operands, results = self.types.of(self.operands[number]), self.types.of(self.results[number])
         flops, moved = float(graph.flops[number]), self.moved[number]
         if isnan(flops):
@@ -188,10 +208,42 @@ class _ReplayWriter:
             made = self._message(node, self.messages[number], kind)
         else:
             made = self._computation(node, kind, number)
+        self._annotate(number, first, node.op, made)
+        if number not in self.links and number not in self.messages:
             spent = (emitter.flops - before[0], emitter.transcendentals - before[1])
             made = complete(node, made, *spent)
         self.binder.whole.difference_update(value.name for value in made)
         self.values[number] = made
+
+    def _annotate(self, number: int, first: int, op: str, made: Sequence[Value]) -> None:
+        """State quantised types and accumulators, which a replay computes without, as attributes.
+
+        They belong to the operation that stands for the node, among the lines from ``first`` on. If other
+        operations replace it, the last one states the types of the results.
+        """
+        emitter, graph = self.emitter, self.graph
+        attributes = {f"hespas.{key}": quoted_text(text) for key, text in self.accumulators[number].items()}
+        for name, rows in ((OPERAND_TYPES, self.operands[number]), (RESULT_TYPES, self.results[number])):
+            texts = [graph.strings[int(graph.types.encoding[row])] for row in rows]
+            texts = ["" if parse_quantised(text) is None else text for text in texts]
+            if any(texts):
+                attributes[name] = f"[{', '.join(map(quoted_text, texts))}]"
+        if not attributes:
+            return
+        line = emitter.find_line(first, WRITTEN_AS.get(op, op))
+        if line >= 0:
+            self.replay.kept_extra += len(self.accumulators[number])
+        else:
+            results = attributes.get(RESULT_TYPES, "")
+            lost = self.operands[number] if OPERAND_TYPES in attributes else ()
+            attributes = {RESULT_TYPES: results} if results else {}
+            names = {value.name for value in made}
+            own = (line for line in range(len(emitter.lines) - 1, first - 1, -1))
+            line = next((line for line in own if emitter.lines[line].split(maxsplit=1)[0] in names), -1)
+            if lost or (results and line < 0):
+                self.replay.note("types", "quantised types of replaced operations")
+        if line >= 0 and attributes:
+            emitter.annotate(line, attributes)
 
     def finish(self) -> ProgramReplay:
         """Return the finished replay. Values with elements that no operation uses become results of the
@@ -201,7 +253,7 @@ class _ReplayWriter:
         loose = {value.name: value for made in self.values for value in made if value.name not in whole}
         self.replay.outputs = list(loose.values())
         self.replay.flops = self.emitter.flops
-        self.replay.changes["types"] = self.types.changed
+        self.replay.changes.setdefault("types", Counter()).update(self.types.changed)
         return self.replay
 
     def _computation(self, node: ReplayNode, kind: NodeKind, number: int) -> list[Value]:

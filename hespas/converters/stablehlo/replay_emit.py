@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from math import isnan, prod
 from typing import NamedTuple
 
@@ -17,6 +17,7 @@ from hespas.files.limits import limits
 from hespas.graph import DTYPES, DType, DTypeKind, OpGraph
 from hespas.graph.columns import dtype
 from hespas.graph.errors import UnsupportedError
+from hespas.graph.quantised import parse_quantised
 from hespas.programs.operations import broadcast_axes
 from hespas.programs.text import Tensor, Value, pretty, reduction
 
@@ -36,6 +37,8 @@ __all__ = [
 F32 = dtype("f32")
 _SEEDS = 1024
 _NAME = re.compile(r"%\w+(?:#\d+)?")
+_BRACKETS = re.compile(r'"(?:[^"\\]|\\.)*"|->|(?P<open>[({\[<])|(?P<shut>[)}\]>])|(?P<types> : )')
+"""Parts of an operation's text: brackets, and the colon before its types, which is outside of brackets."""
 
 
 def too_large(what: str, position: str | None = None) -> UnsupportedError:
@@ -115,6 +118,25 @@ class ReplayEmitter:
         self._written[text] = values[0]
         self._line(f"    {name}:{len(results)} = {text}{self.location}")
         return values
+
+    def find_line(self, first: int, op: str) -> int:
+        """Return the last line from line ``first`` on that is an operation called ``op``, -1 without one."""
+        pattern = re.compile(rf'\s*%\S+ = "?stablehlo\.{re.escape(op)}\b')
+        own = range(len(self.lines) - 1, first - 1, -1)
+        return next((line for line in own if pattern.match(self.lines[line])), -1)
+
+    def annotate(self, line: int, attributes: Mapping[str, str]) -> None:
+        """Add attributes to the operation in a line that was written for the current node."""
+        text = self.lines[line].removesuffix(self.location)
+        position, depth = -1, 0
+        for match in _BRACKETS.finditer(text):
+            depth += {"open": 1, "shut": -1}.get(match.lastgroup or "", 0)
+            if depth == 0 and match.lastgroup == "types":
+                position = match.start()
+        listed = ", ".join(f"{name} = {value}" for name, value in attributes.items())
+        head, types = text[:position], text[position:]
+        head = f"{head[:-1]}, {listed}}}" if head.endswith("}") else f"{head} {{{listed}}}"
+        self.lines[line] = f"{head}{types}{self.location}"
 
     def share(self, text: str, result: Tensor, *, flops: float = 0.0) -> Value:
         """Return the result of an earlier equal operation, or add the operation. Use it for operations such
@@ -510,6 +532,10 @@ _DTYPE_REPLACEMENTS: dict[str, str] = {
     "mxfp4": "f4E2M1FN",
     "mxint8": "i8",
     "nvfp4": "f4E2M1FN",
+    "i3": "i4",
+    "ui3": "ui4",
+    **dict.fromkeys(("i5", "i6", "i7"), "i8"),
+    **dict.fromkeys(("ui5", "ui6", "ui7"), "ui8"),
 }
 """Replacements of types that StableHLO lacks, and of 6-bit types, which XLA:CPU does not compile."""
 
@@ -554,7 +580,8 @@ class ReplayTypes:
         extents = types.shape(row)
         if any(extent < 0 for extent in extents):
             changes.append("extents known at run time only, taken as 1")
-        if self._graph.strings[int(types.encoding[row])]:
+        encoding = self._graph.strings[int(types.encoding[row])]
+        if encoding and parse_quantised(encoding) is None:  # quantised types are stated by annotations
             changes.append("layouts and encodings")
         tensor = Tensor(element, tuple(extent if extent >= 0 else 1 for extent in extents))
         if tensor.elements > _LARGEST:

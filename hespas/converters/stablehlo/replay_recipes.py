@@ -31,6 +31,7 @@ from hespas.programs.text import Tensor, Value
 __all__ = [
     "MOST_PASSES",
     "RECIPES",
+    "WRITTEN_AS",
     "complete",
     "convolution",
     "fused_matmuls",
@@ -263,6 +264,13 @@ def _checked(kinds: _Kinds, stretch: bool, node: ReplayNode) -> list[Value] | No
     return _counted(node, stretch=stretch) if able else None
 
 
+def _rescaled(node: ReplayNode) -> list[Value] | None:
+    """Emit a conversion to or from a quantised type as one between the storage types, if these differ."""
+    if node.result is None or len(node.operands) != 1 or node.operands[0].element is node.result.element:
+        return None
+    return _checked(_ORDERED, False, node._replace(op=WRITTEN_AS[node.op]))
+
+
 def _reduce(node: ReplayNode) -> list[Value] | None:
     """Emit a reduction of each input. A graph does not have the reducer, so sums are used."""
     count = len(node.results)
@@ -285,6 +293,9 @@ def _reduce(node: ReplayNode) -> list[Value] | None:
 def _rows(names: str, arity: int, kinds: _Kinds, *, transcendental: bool = False) -> dict[str, Recipe]:
     return dict.fromkeys(names.split(), partial(_elementwise, arity, kinds, transcendental))
 
+
+WRITTEN_AS = {"uniform_quantize": "convert", "uniform_dequantize": "convert"}
+"""Operation name -> operation that a recipe emits instead."""
 
 RECIPES: dict[str, Recipe] = {
     **_MOVES,
@@ -311,6 +322,7 @@ RECIPES: dict[str, Recipe] = {
     "convert": partial(_checked, _ORDERED, False),
     "is_finite": partial(_checked, _ORDERED, False),
     "reduce": _reduce,
+    **dict.fromkeys(WRITTEN_AS, _rescaled),
 }
 """Operation name -> recipe."""
 

@@ -5,22 +5,22 @@ Each distinct type is decoded once.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from hespas.converters.stablehlo.mlir import Bindings, MlirType, quoted
 from hespas.costs.operation import Tensor
 from hespas.graph import DYNAMIC, DType, dtype, find_dtype
 from hespas.graph.columns import StringTableBuilder, TensorTypesBuilder
 from hespas.graph.errors import UnsupportedError
+from hespas.graph.quantised import QUANTISED, parse_quantised
 
 if TYPE_CHECKING:
     from jaxlib.mlir._mlir_libs._mlir import ir
 
-__all__ = ["Memo", "TypeInfo", "TypeTable", "read_quantised"]
+__all__ = ["Memo", "TypeInfo", "TypeTable"]
 
 _MAX_ELEMENTS = 2**63 - 1
 """Limit of elements of a tensor in all formats of Hespas."""
@@ -67,11 +67,32 @@ class TypeTable:
         self._mhlo = bindings.mhlo
         self._strings = strings
         self.known = Memo(self._decode)
+        self._quantised: dict[tuple[TypeInfo, str], TypeInfo] = {}
         self.rows = TensorTypesBuilder()
 
     def get(self, kind: MlirType) -> TypeInfo:
         """Return the rows in the type table and the tensors of a type."""
         return self.known[kind]
+
+    def quantised(self, info: TypeInfo, text: str) -> TypeInfo:
+        """Return the quantised type ``text`` whose storage a tensor type is. If the text is of another type
+        or shape, return the tensor type unchanged.
+        """
+        if (info, text) not in self._quantised:
+            kind, tensor = parse_quantised(text), info.tensors[0] if len(info.tensors) == 1 else None
+            made = info
+            if (
+                kind is not None
+                and tensor is not None
+                and tensor.dtype is kind.dtype
+                and kind.fits(tensor.shape)
+            ):
+                size, expressed = kind.parameter_bytes, kind.expressed_dtype
+                encoding = self._strings.add(text)
+                row = self.rows.add(kind.dtype, tensor.shape, encoding=encoding, extra_bytes=size)
+                made = TypeInfo((row,), (Tensor(kind.dtype, tensor.shape, size, expressed),))
+            self._quantised[info, text] = made
+        return self._quantised[info, text]
 
     def _decode(self, kind: MlirType) -> TypeInfo:
         if isinstance(kind, self._ir.RankedTensorType):
@@ -101,10 +122,12 @@ class TypeTable:
         element, extra_bytes, is_bounded = find_dtype(name), 0, False
         expressed: DType | None = None
         encodings: list[str] = []
-        quantised = read_quantised(name) if element is None else None
-        if quantised is not None:
-            element, extra_bytes, expressed = quantised
-            encodings.append(name)
+        if element is None and name.startswith(QUANTISED):
+            encodings.append(name)  # the bindings have no accessors for such types
+            quantised = parse_quantised(name)
+            if quantised is not None:
+                element, extra_bytes = quantised.dtype, quantised.parameter_bytes
+                expressed = None if quantised.kind == "calibrated" else quantised.expressed_dtype
         if kind.encoding is not None:
             extensions = (dialect.TypeExtensions for dialect in (self._stablehlo, self._mhlo))
             decoder = next((kind_of for kind_of in extensions if kind_of.isinstance(kind.encoding)), None)
@@ -141,44 +164,3 @@ def _joined(parts: Sequence[TypeInfo]) -> TypeInfo:
         any(part.is_bounded for part in parts),
         tuple(parts),
     )
-
-
-_UNIFORM = re.compile(r"!quant\.uniform<(\w+)(?:<[^<>]*>)?:(\w+)(?::\d+|:\{[^{}]*\})?, (.*)>", re.DOTALL)
-_ANY = re.compile(r"!quant\.any<(\w+)(?:<[^<>]*>)?(?::(\w+))?>")
-
-
-class _QuantisedType(NamedTuple):
-    """Quantised element type.
-
-    ``element`` is the storage type, None if unknown. ``extra_bytes`` is the size of scales and zero points.
-    ``expressed`` is the type of the represented numbers, None if unknown.
-    """
-
-    element: DType | None
-    extra_bytes: int
-    expressed: DType | None = None
-
-
-def read_quantised(text: str) -> _QuantisedType | None:
-    """Decode a printed element type of the ``quant`` dialect; return None for any other type. The printed
-    text is parsed because the bindings have no accessors for such types.
-
-    https://mlir.llvm.org/docs/Dialects/QuantDialect/: ``!quant.uniform<i8<-127:127>:f32:1, {1.0e-02:3,
-    2.0e-02}>`` stores i8 for f32, with a scale and a zero point for each index of dimension 1. Elements and
-    zero points have the width of the storage type, and scales the width of the expressed type. Scales and
-    zero points count even if the program does not store them. There is one of each per tensor, per index of a
-    quantised dimension, or per block of a sub-channel type.
-    """
-    if not text.startswith("!quant."):
-        return None
-    uniform = _UNIFORM.fullmatch(text)
-    if uniform is None:
-        other = _ANY.match(text)
-        if other is None:
-            return _QuantisedType(None, 0)
-        return _QuantisedType(find_dtype(other[1]), 0, find_dtype(other[2] or ""))
-    storage, expressed = find_dtype(uniform[1]), find_dtype(uniform[2])
-    pairs = uniform[3].count(",") + 1
-    if storage is None or expressed is None:
-        return _QuantisedType(storage, 0, expressed)
-    return _QuantisedType(storage, expressed.storage_bytes(pairs) + storage.storage_bytes(pairs), expressed)

@@ -18,7 +18,7 @@ from functools import partial
 from math import isnan
 from typing import NamedTuple, cast
 
-from hespas.converters.stablehlo import UNKNOWN_WORK
+from hespas.converters.stablehlo import OPERAND_TYPES, RESULT_TYPES, UNKNOWN_WORK
 from hespas.converters.stablehlo.attributes import CONSTANTS, CostAttributeReader
 from hespas.converters.stablehlo.communication import CommunicationReader, ProgramCollective, ProgramMessage
 from hespas.converters.stablehlo.mlir import (
@@ -27,7 +27,9 @@ from hespas.converters.stablehlo.mlir import (
     MlirValue,
     defining_op,
     int_of,
+    members_of,
     place_of,
+    string_in,
     terminator,
     text_of,
 )
@@ -177,6 +179,9 @@ class Walker:
             flows, operand_infos = cast(
                 "tuple[tuple[FlowValue, ...], tuple[TypeInfo, ...]]", tuple(zip(*entries, strict=True))
             )
+        if self._is_replay:
+            operand_infos = self._with_stated_types(op, OPERAND_TYPES, operand_infos)
+            infos = self._with_stated_types(op, RESULT_TYPES, infos)
         repeated = _repeated(entries) if len(entries) > 1 else ()
         if self._is_replay and UNKNOWN_WORK in op.attributes:
             row = self.context.signatures.unknown(text_of(op, UNKNOWN_WORK), operand_infos, infos)
@@ -194,6 +199,17 @@ class Walker:
             communication = context.communications.row(canonical, op, operand_infos, infos, reduction)
             self.scope.template.links.append((node, communication))
         return node
+
+    def _with_stated_types(
+        self, op: MlirOperation, attribute: str, infos: tuple[TypeInfo, ...]
+    ) -> tuple[TypeInfo, ...]:
+        """Return the types of operands or results of a replayed operation, with the quantised types that one
+        of its attributes states.
+        """
+        stated = [string_in(text) for text in members_of(op, attribute)]
+        if len(stated) != len(infos):
+            return infos
+        return tuple(map(self.context.types.quantised, infos, stated))
 
     def add(self, row: int, inputs: Sequence[FlowValue], region: int, op: MlirOperation) -> int:
         """Append a node; report it if its cost is unknown."""

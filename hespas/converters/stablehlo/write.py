@@ -166,7 +166,7 @@ class _ProgramWriter(NamedTuple):
         absent = {
             "durations": int((~np.isnan(graph.duration_ns)).sum()),
             "streams": int(placed.sum()),
-            "extra": len(graph.extra),
+            "extra": len(flat.extra) - replayed.kept_extra,
             "communicators": int(several[graph.collectives.group_set].sum()),
             "attachments": len(others),
         }

@@ -9,37 +9,25 @@ analog to digital. Arguments and results of the program are floats too.
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from math import isnan
+from typing import TYPE_CHECKING, Any, cast
 
 from hespas.converters.stablehlo.mlir import Bindings, MlirModule, MlirOperation, quoted
 from hespas.graph.errors import UnsupportedError
+from hespas.graph.quantised import QUANTISED, QuantisedType, parse_quantised
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 __all__ = ["without_quantised_types"]
 
-_QUANTISED = "!quant."
 _ATTRIBUTE = "hespas.quantised"
-_UNIFORM = re.compile(r"uniform<(u?)i(\d+)(?:<(-?\d+):(-?\d+)>)?:(f16|bf16|f32|f64)(?::(\d+))?, (.*)>")
+_FLOATS = frozenset({"f16", "bf16", "f32", "f64"})
 _TENSOR = re.compile(r"tensor<((?:\d+x)*)(.*)>")
 _CONSTANT = re.compile(
     r'^(\s*)(%[\w#]+) = ("stablehlo\.constant"\(\) .*?: (tensor<[^<>]*>).*) : \(\) -> (tensor<.*>)$',
     re.MULTILINE,
 )
-
-
-class _Grid(NamedTuple):
-    """Values of a uniform quantised type: the stored range, the scales and zero points, and their axis (-1:
-    one scale).
-    """
-
-    low: int
-    high: int
-    expressed: str
-    axis: int
-    scales: list[float]
-    zero_points: list[int]
 
 
 def without_quantised_types(module: MlirModule, bindings: Bindings) -> MlirModule:
@@ -60,10 +48,10 @@ def without_quantised_types(module: MlirModule, bindings: Bindings) -> MlirModul
             types = [str(result.type) for result in operation.results]
             if operation.name == "func.func":
                 types = [str(argument.type) for argument in operation.regions[0].blocks[0].arguments]
-            if any(_QUANTISED in text for text in types):
+            if any(QUANTISED in text for text in types):
                 if operation.name == "stablehlo.bitcast_convert":
                     raise UnsupportedError("bitcast_convert to a quantised type", hint="use uniform_quantize")
-                marks = [text.replace(_QUANTISED, "") if _QUANTISED in text else "" for text in types]
+                marks = [text.replace(QUANTISED, "") if QUANTISED in text else "" for text in types]
                 attributes[_ATTRIBUTE] = bindings.ir.ArrayAttr.get(
                     [bindings.ir.StringAttr.get(mark) for mark in marks]
                 )
@@ -80,7 +68,7 @@ def without_quantised_types(module: MlirModule, bindings: Bindings) -> MlirModul
 def _converted_constant(match: re.Match[str]) -> str:
     """Return the lines of a quantised constant: its stored integers, and their conversion to the type."""
     indent, name, constant, storage, kind = match.groups()
-    if _QUANTISED not in kind:
+    if QUANTISED not in kind:
         return match[0]
     mark = re.search(r" \{" + re.escape(_ATTRIBUTE) + r" = .*\}$", constant)
     attributes = mark[0].replace(_ATTRIBUTE, f"{_ATTRIBUTE}_stored") if mark else ""
@@ -95,7 +83,7 @@ def _converted_constant(match: re.Match[str]) -> str:
 def _with_expressed_types(text: str) -> Iterator[str]:
     """Yield the parts of a text with the expressed type in place of each quantised type."""
     start = 0
-    while (begin := text.find(_QUANTISED, start)) >= 0:
+    while (begin := text.find(QUANTISED, start)) >= 0:
         yield text[start:begin]
         end, depth = text.index("<", begin), 0
         while True:
@@ -103,31 +91,20 @@ def _with_expressed_types(text: str) -> Iterator[str]:
             end += 1
             if depth == 0:
                 break
-        yield _grid_of(text[begin + len(_QUANTISED) : end]).expressed
+        yield _type_of(text[begin:end]).expressed
         start = end
     yield text[start:]
 
 
-def _grid_of(text: str) -> _Grid:
-    """Decode ``uniform<...>``."""
-    match = _UNIFORM.fullmatch(text)
-    pairs = match[7].strip("{}").split(",") if match else []
-    if match is None or "{" in match[7].strip("{}"):
+def _type_of(text: str) -> QuantisedType:
+    """Decode a quantised type of integers with one scale, or one for each index of a dimension."""
+    quantised = parse_quantised(text)
+    is_usable = quantised is not None and quantised.kind == "uniform" and not quantised.is_blockwise
+    if quantised is None or not is_usable or isnan(quantised.low) or quantised.expressed not in _FLOATS:
         raise UnsupportedError(
             f"the quantised type {quoted(text)}", hint="use types with one scale, or one for each channel"
         )
-    width, is_signed = int(match[2]), not match[1]
-    low, high = (-(2 ** (width - 1)), 2 ** (width - 1) - 1) if is_signed else (0, 2**width - 1)
-    scales = [float(pair.partition(":")[0]) for pair in pairs]
-    zero_points = [int(pair.partition(":")[2] or 0) for pair in pairs]
-    return _Grid(
-        low=int(match[3]) if match[3] else low,
-        high=int(match[4]) if match[4] else high,
-        expressed=match[5],
-        axis=int(match[6]) if match[6] else -1,
-        scales=scales,
-        zero_points=zero_points,
-    )
+    return quantised
 
 
 def _round_results(module: MlirModule, bindings: Bindings) -> None:
@@ -184,16 +161,16 @@ def _helper(name: str, mark: str, *, is_stored: bool) -> str:
         raise UnsupportedError(
             f"a value of type {quoted(mark)}", hint="state symbolic dimensions with `dims`"
         )
-    grid = _grid_of(match[2])
+    grid = _type_of(QUANTISED + match[2])
     kind = f"tensor<{match[1]}{grid.expressed}>"
 
-    def spread(variable: str, numbers: list[float]) -> str:
+    def spread(variable: str, numbers: Sequence[float]) -> str:
         """Return a constant tensor of numbers along the axis of the grid."""
-        if grid.axis < 0:
+        if not grid.axes:
             return f"%{variable} = stablehlo.constant dense<{numbers[0]!r}> : {kind}"
         vector = f"tensor<{len(numbers)}x{grid.expressed}>"
-        return f"""%{variable}_axis = stablehlo.constant dense<{numbers!r}> : {vector}
-  %{variable} = stablehlo.broadcast_in_dim %{variable}_axis, dims = [{grid.axis}] : ({vector}) -> {kind}"""
+        return f"""%{variable}_axis = stablehlo.constant dense<{list(numbers)!r}> : {vector}
+  %{variable} = stablehlo.broadcast_in_dim %{variable}_axis, dims = [{grid.axes[0]}] : ({vector}) -> {kind}"""
 
     scalar = f"tensor<{grid.expressed}>"
     rounding = f"""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hespas.validators.roundtrip.columns import ColumnResult, ColumnStatus, compare_columns
+from hespas.validators.roundtrip.columns import QUANTISED_TYPES, ColumnResult, ColumnStatus, compare_columns
 from hespas.validators.roundtrip.matrix import (
     MatrixCell,
     RoundTrips,
@@ -15,6 +15,7 @@ from hespas.validators.roundtrip.matrix import (
 from hespas.validators.roundtrip.pairs import FilePairs, FormatPair, PairStatus, file_pairs
 
 __all__ = [
+    "QUANTISED_TYPES",
     "ColumnResult",
     "ColumnStatus",
     "FilePairs",

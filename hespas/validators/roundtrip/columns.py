@@ -20,11 +20,17 @@ from hespas.graph.columns import BoolArray, IntArray, RaggedArray
 from hespas.graph.equality import COMPARED_COLUMNS, graphs_equal
 from hespas.graph.groups import GroupSet
 from hespas.graph.passes import bypass, take_nodes
+from hespas.graph.quantised import QUANTISED
 
-__all__ = ["JOB_COLUMNS", "ColumnResult", "ColumnStatus", "compare_columns", "summed"]
+__all__ = ["JOB_COLUMNS", "QUANTISED_TYPES", "ColumnResult", "ColumnStatus", "compare_columns", "summed"]
 
-JOB_COLUMNS = ("ranks", "metadata", "nodes")
-"""Comparisons besides the columns of a graph: rank classes, metadata of the job, the set of nodes."""
+QUANTISED_TYPES = "quantised"
+"""Comparison of the quantised types of the operands and results of each node."""
+
+JOB_COLUMNS = ("ranks", "metadata", "nodes", QUANTISED_TYPES)
+"""Comparisons besides the columns of a graph: rank classes, metadata of the job, the set of nodes, and their
+quantised types.
+"""
 
 _FILE_FACTS = frozenset({"format", "version", "form"})
 """Metadata about the file itself, which a conversion replaces."""
@@ -154,6 +160,7 @@ def _compare_graphs(before: OpGraph, after: OpGraph) -> list[ColumnResult]:
         _result(
             "attachments", len(attachments), lost_attachments, is_lost=lost_attachments == len(attachments)
         ),
+        _compare_quantised(before, after),
     ]
     for column in _COLUMNS:
         known = _num_known(left, column)
@@ -163,6 +170,30 @@ def _compare_graphs(before: OpGraph, after: OpGraph) -> list[ColumnResult]:
         is_lost = changed > 0 and known > 0 and _num_known(right, column) == 0
         results.append(_result(column, known, changed, is_lost=is_lost))
     return results
+
+
+def _compare_quantised(before: OpGraph, after: OpGraph) -> ColumnResult:
+    """Compare the quantised types of nodes. If nodes were added or removed, a node keeps its types if some
+    node has the same ones afterwards.
+    """
+    left, right = _quantised(before), _quantised(after)
+    if len(before) == len(after):
+        changed = sum(right.get(node) != types for node, types in left.items())
+    else:
+        changed = (Counter(left.values()) - Counter(right.values())).total()
+    return _result(QUANTISED_TYPES, len(left), changed, is_lost=not right)
+
+
+def _quantised(graph: OpGraph) -> dict[int, tuple[str, ...]]:
+    """Return the quantised types of operands and results, in order, by node that has some."""
+    encodings = [graph.strings[row] for row in graph.types.encoding.tolist()]
+    texts = [text if text.startswith(QUANTISED) else "" for text in encodings]
+    if not any(texts):
+        return {}
+    lists = zip(graph.operands.to_lists(), graph.results.to_lists(), strict=True)
+    types = ((node, (*taken, *made)) for node, (taken, made) in enumerate(lists))
+    found = {node: tuple(filter(None, (texts[row] for row in rows))) for node, rows in types}
+    return {node: names for node, names in found.items() if names}
 
 
 def _attributes(graph: OpGraph) -> Counter[tuple[int, str, bytes]]:

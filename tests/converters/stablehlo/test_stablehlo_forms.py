@@ -18,9 +18,9 @@ from hespas.converters.stablehlo import FORMAT, sniff
 from hespas.converters.stablehlo.mlir import PINNED, load_bindings
 from hespas.converters.stablehlo.program import nesting_depth
 from hespas.converters.stablehlo.reader import read_program
-from hespas.converters.stablehlo.types import read_quantised
 from hespas.graph import NODE_COLUMNS, Diagnostics, OpGraph, Workload
 from hespas.graph.errors import FormatError, MissingExtraError, UnsupportedError, UsageError
+from hespas.graph.quantised import parse_quantised
 
 ReadText = Callable[..., tuple[Workload, Diagnostics]]
 
@@ -317,20 +317,22 @@ def test_quantised_types_are_read_by_their_storage(read_text: ReadText, form: st
         ("!quant.uniform<i8:f32:{0:2, 1:1}, {{1.0e-01}, {2.0e-01:1}}>", "i8", 2 * (4 + 1)),
         ("!quant.uniform<f8E4M3FN:f32, 1.0e-01>", "f8e4m3fn", 4 + 1),
         ("!quant.any<i8<-8:7>:f32>", "i8", 0),
-        ("!quant.calibrated<f32<-1.0e+00:1.0e+00>>", None, 0),
+        ("!quant.uniform<i3:f32, 1.0e-01>", "i3", 4 + 1),
+        ("!quant.uniform<i12:f32, 1.0e-01>", None, 0),
+        ("!quant.calibrated<f32<-1.0e+00:1.0e+00>>", "f32", 0),
     ],
 )
 def test_quantised_types_say_their_storage_scales_and_zero_points(
     text: str, element: str | None, extra_bytes: int
 ) -> None:
-    found = read_quantised(text)
+    found = parse_quantised(text)
     assert found is not None
-    assert found.extra_bytes == extra_bytes
-    assert (found.element and found.element.name.lower()) == element
+    assert found.parameter_bytes == extra_bytes
+    assert (found.dtype and found.dtype.name.lower()) == element
 
 
 def test_other_element_types_are_not_quantised() -> None:
-    assert read_quantised("f32") is None
+    assert parse_quantised("f32") is None
 
 
 HINTS = {

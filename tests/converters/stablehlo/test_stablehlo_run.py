@@ -43,6 +43,8 @@ NOT_ON_CPU = {
     "hand_legacy.mlir": "XLA does not translate unary_einsum",
     "hand_mhlo.mlir": "XLA:CPU stumbles over the dot in an mhlo fusion",
     "hand_quantized.mlir": "XLA does not translate uniform_quantize",
+    "quantised_mlp.mlir": "XLA does not translate quantised types",
+    "ternary_network.mlir": "XLA does not translate quantised types",
     "linear_algebra_cuda.mlir": "library calls of GPUs",
     "llama_fsdp_tp_local_N8.mlir.gz": "one device's share of 8 partitions: XLA only runs what it partitioned",
 }
@@ -52,6 +54,7 @@ REPLAYS_NOT_ON_CPU = {
     "hand_collectives.mlir": NOT_ON_CPU["hand_collectives.mlir"],
     "hand_dots.mlir": NOT_ON_CPU["hand_dots.mlir"],
     "hand_quantized.mlir": NOT_ON_CPU["dot_int4.mlir"],
+    "ternary_network.mlir": NOT_ON_CPU["dot_int4.mlir"],
 }
 
 

@@ -8,9 +8,11 @@ from hespas.converters.chakra.preserve import simulated_ns
 from hespas.graph import DYNAMIC, NodeKind, OpClass, OpGraph, Resource, Severity
 from hespas.graph.columns import BoolArray, FloatArray, IntArray
 from hespas.graph.passes import all_deps, find_cycle, leaves_loop
+from hespas.graph.quantised import accumulator_sums
 from hespas.validators.checker.job import CheckedJob, RuleReport
 
 __all__ = [
+    "accumulators_fit",
     "acyclic",
     "communication_on_host",
     "compute_on_host",
@@ -134,6 +136,14 @@ def tensor_types(job: CheckedJob, report: RuleReport) -> None:
         bad[owner[types.dims < DYNAMIC]] = True
         owners = [lists.row_ids[bad[lists.values]] for lists in (graph.operands, graph.results)]
         report.nodes(index, np.concatenate(owners), "a tensor has a negative extent")
+
+
+def accumulators_fit(job: CheckedJob, report: RuleReport) -> None:
+    """GR008: sums of integer products cannot overflow their accumulator, by the ranges of the operands."""
+    for index, graph in enumerate(job.classes):
+        for bound in accumulator_sums(graph):
+            if not bound.fits:
+                report.nodes(index, bound.nodes, bound.overflow_text)
 
 
 def plausible_shape(job: CheckedJob, report: RuleReport) -> None:

@@ -1,0 +1,365 @@
+"""Quantised element types, and bounds of the sums that integer products form in their accumulators.
+
+A graph holds a quantised type as MLIR prints it, in the encoding of its tensor type. The type
+``!quant.uniform<i8<-127:127>:f32:1, {0.1:3,0.2}>`` stores i8 from -127 to 127 for f32, with a scale and a
+zero point for each index of dimension 1. Each distinct type is stored once, and all formats that hold
+encodings hold it unchanged. :func:`parse_quantised` decodes it.
+
+https://mlir.llvm.org/docs/Dialects/QuantDialect/
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from math import nan
+from typing import NamedTuple
+
+import numpy as np
+
+from hespas.graph.columns import DTYPES, DYNAMIC, DType, DTypeKind, IntArray, find_dtype
+from hespas.graph.opgraph import ACCUMULATOR_BITS, OpGraph
+
+__all__ = ["QUANTISED", "AccumulatorSum", "QuantisedType", "accumulator_sums", "parse_quantised"]
+
+QUANTISED = "!quant."
+"""Start of the text of a quantised type."""
+
+_STORED = re.compile(r"!quant\.(uniform|any)<(\w+)(?:<([^<>:]*):([^<>:]*)>)?")
+_EXPRESSED = re.compile(r":(\w+)")
+_AXIS = re.compile(r":(\d+), ")
+_BLOCKS = re.compile(r":\{([^{}]*)\}, ")
+_CALIBRATED = re.compile(r"!quant\.calibrated<(\w+)<([^<>:]*):([^<>:]*)>>")
+_PAIR = re.compile(r"([^\s{},:<>]+)(?::(-?\d+))?")
+_INTEGER = re.compile(r"(u?)i?(\d+)")
+
+
+@dataclass(frozen=True, slots=True)
+class QuantisedType:
+    """Quantised element type. A stored number ``q`` stands for ``scale * (q - zero_point)``.
+
+    ``kind`` is ``uniform``, ``any`` (scales are not stated) or ``calibrated`` (not quantised yet, with the
+    range of its values). ``storage`` and ``expressed`` are the names of the types that are stored and meant,
+    empty if not stated. ``low`` and ``high`` are the least and the largest stored number (NaN: not stated for
+    a float); of a calibrated type, of its values. ``axes`` and ``block_sizes`` are the dimensions with
+    several scales and the number of elements that share one: none for one scale, ``(1,)`` and ``(1,)`` for a
+    scale for each index of dimension 1. ``scales`` and ``zero_points`` are in row-major order of ``grid``,
+    the number of scales along each axis.
+    """
+
+    kind: str
+    storage: str
+    expressed: str
+    low: float
+    high: float
+    axes: tuple[int, ...] = ()
+    block_sizes: tuple[int, ...] = ()
+    grid: tuple[int, ...] = ()
+    scales: tuple[float, ...] = ()
+    zero_points: tuple[int, ...] = ()
+
+    @property
+    def dtype(self) -> DType | None:
+        """Return the element type in memory, None if it has no code. A calibrated type is not stored as
+        integers yet, but as the type that it expresses.
+        """
+        return find_dtype(self.storage or self.expressed)
+
+    @property
+    def expressed_dtype(self) -> DType | None:
+        """Return the type of the represented numbers, None if unknown."""
+        return find_dtype(self.expressed)
+
+    @property
+    def is_blockwise(self) -> bool:
+        """Return True for a sub-channel type, which has a scale for each block of elements."""
+        return len(self.axes) > 1 or any(size != 1 for size in self.block_sizes)
+
+    @property
+    def parameter_bytes(self) -> int:
+        """Return the bytes of scales, which have the expressed type, and zero points, which have the storage
+        type. They count even if a program does not store them.
+        """
+        expressed, storage, pairs = self.expressed_dtype, find_dtype(self.storage), len(self.scales)
+        if expressed is None or storage is None:
+            return 0
+        return expressed.storage_bytes(pairs) + storage.storage_bytes(pairs)
+
+    def fits(self, shape: Sequence[int]) -> bool:
+        """Return True if a tensor of this shape has as many indices, or blocks, as there are scales."""
+        return all(
+            axis < len(shape) and shape[axis] in (DYNAMIC, size * count)
+            for axis, size, count in zip(
+                self.axes, self.block_sizes, self.grid[-len(self.axes) :], strict=False
+            )
+        )
+
+    @property
+    def steps(self) -> tuple[float, float]:
+        """Return the least and the largest number of scales that an element stands for: the stored range
+        without the zero points.
+        """
+        points = self.zero_points or (0,)
+        return self.low - max(points), self.high - min(points)
+
+    def __str__(self) -> str:
+        """Return the type as text that MLIR parses."""
+        if self.kind == "calibrated":
+            return f"!quant.calibrated<{self.expressed}<{_number(self.low)}:{_number(self.high)}>>"
+        is_integer = _integer_range(self.storage) is not None
+        least, most = _integer_range(self.storage) or (nan, nan)
+        text = f"!quant.{self.kind}<{self.storage}"
+        if (self.low, self.high) != (least, most) and self.low == self.low:
+            bounds = (int(self.low), int(self.high)) if is_integer else (self.low, self.high)
+            text += "<{:.17g}:{:.17g}>".format(*bounds)
+        text += f":{self.expressed}" if self.expressed else ""
+        if self.kind == "any":
+            return f"{text}>"
+        pairs = [
+            _number(scale) + (f":{zero_point}" if zero_point else "")
+            for scale, zero_point in zip(self.scales, self.zero_points, strict=True)
+        ]
+        if not self.axes:
+            return f"{text}, {pairs[0]}>"
+        if not self.is_blockwise:
+            return f"{text}:{self.axes[0]}, {{{','.join(pairs)}}}>"
+        for extent in reversed(self.grid):
+            rows = [pairs[start : start + extent] for start in range(0, len(pairs), extent)]
+            pairs = [f"{{{', '.join(row)}}}" for row in rows]
+        sizes = ", ".join(f"{axis}:{size}" for axis, size in zip(self.axes, self.block_sizes, strict=True))
+        return f"{text}:{{{sizes}}}, {pairs[0]}>"
+
+
+def _number(value: float) -> str:
+    """Return a float as MLIR reads it: with a point."""
+    text = repr(float(value))
+    return text if "." in text else text.replace("e", ".0e") if "e" in text else f"{text}.0"
+
+
+def _integer_range(storage: str) -> tuple[int, int] | None:
+    """Return the least and the largest number that an integer storage type holds, None for floats."""
+    match = _INTEGER.fullmatch(storage)
+    if match is None:
+        return None
+    bits = int(match[2])
+    return (0, 2**bits - 1) if match[1] else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
+
+
+@lru_cache(maxsize=4096)
+def parse_quantised(encoding: str) -> QuantisedType | None:
+    """Decode the quantised type at the start of an encoding, as MLIR prints it. Return None for any other
+    text.
+    """
+    calibrated = _CALIBRATED.match(encoding)
+    if calibrated is not None:
+        low, high = _float(calibrated[2]), _float(calibrated[3])
+        return QuantisedType("calibrated", "", calibrated[1], low, high)
+    head = _STORED.match(encoding)
+    if head is None:
+        return None
+    kind, storage = head[1], head[2]
+    least, most = _integer_range(storage) or (nan, nan)
+    low, high = (least, most) if head[3] is None else (_float(head[3]), _float(head[4]))
+    at, expressed = head.end(), ""
+    axes: tuple[int, ...] = ()
+    sizes: tuple[int, ...] = ()
+    if match := _EXPRESSED.match(encoding, at):
+        at, expressed = match.end(), match[1]
+    if kind == "any":
+        return QuantisedType(kind, storage, expressed, low, high)
+    if match := _AXIS.match(encoding, at):
+        at, axes, sizes = match.end(), (int(match[1]),), (1,)
+    elif match := _BLOCKS.match(encoding, at):
+        pairs = [pair.partition(":") for pair in match[1].split(",") if pair.strip()]
+        at, axes = match.end(), tuple(int(axis) for axis, _, _ in pairs)
+        sizes = tuple(int(size) for _, _, size in pairs)
+    elif encoding.startswith(", ", at):
+        at += 2
+    else:
+        return None
+    end = encoding.find(">", at)
+    numbers = encoding[at:end]
+    found: list[tuple[str, str]] = _PAIR.findall(numbers)
+    scales = tuple(_float(scale) for scale, _ in found)
+    if end < 0 or not scales:
+        return None
+    grid = _grid(numbers) if axes else ()
+    points = tuple(int(point or 0) for _, point in found)
+    return QuantisedType(kind, storage, expressed, low, high, axes, sizes, grid, scales, points)
+
+
+def _float(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return nan
+
+
+def _grid(nested: str) -> tuple[int, ...]:
+    """Return the extents of nested lists such as ``{{1.0, 2.0}, {3.0, 4.0}}``."""
+    extents: list[int] = []
+    open_lists: list[int] = []
+    deepest = 0
+    for match in re.finditer("[{},]", nested):
+        if match[0] == "{":
+            open_lists.append(1)
+            deepest = max(deepest, len(open_lists))
+        elif match[0] == "," and open_lists:
+            open_lists[-1] += 1
+        elif open_lists:
+            extent = open_lists.pop()
+            if len(open_lists) + len(extents) < deepest:  # the first list of its level to end
+                extents.append(extent)
+    return tuple(reversed(extents))
+
+
+class AccumulatorSum(NamedTuple):
+    """Bounds of the sums that an integer matrix product or convolution forms in its accumulator.
+
+    ``nodes`` are the nodes of equal products, ``depth`` is the number of products in a sum, and ``lhs`` and
+    ``rhs`` are the ranges of the factors: stored numbers less zero points. ``low`` and ``high`` are the least
+    and the largest possible sum. ``bits`` is the width of the accumulator, which is signed or not.
+    """
+
+    nodes: IntArray
+    depth: int
+    lhs: tuple[float, float]
+    rhs: tuple[float, float]
+    low: float
+    high: float
+    bits: int
+    is_signed: bool
+
+    @property
+    def limits(self) -> tuple[int, int]:
+        """Return the least and the largest number that the accumulator holds."""
+        return (
+            (-(2 ** (self.bits - 1)), 2 ** (self.bits - 1) - 1) if self.is_signed else (0, 2**self.bits - 1)
+        )
+
+    @property
+    def fits(self) -> bool:
+        """Return True if no sum can overflow."""
+        low, high = self.limits
+        return low <= self.low and self.high <= high
+
+    @property
+    def bits_needed(self) -> int:
+        """Return the width of the narrowest accumulator of this signedness that holds all sums."""
+        magnitudes = (int(self.high), int(-self.low - 1) if self.low < 0 else 0)
+        return max(number.bit_length() for number in magnitudes) + (self.is_signed or self.low < 0)
+
+    @property
+    def safe_depth(self) -> int:
+        """Return the largest number of products whose sum always fits; 0 if one may overflow."""
+        low, high = self.limits
+        depths = [self.depth]
+        if self.high > 0:
+            depths.append(int(high * self.depth // self.high))
+        if self.low < 0:
+            depths.append(int(low * self.depth // self.low))
+        return max(min(depths), 0)
+
+    @property
+    def overflow_text(self) -> str:
+        """Return the description of an overflow for messages, with fixes."""
+        left, right = (f"{low:,.0f}..{high:,.0f}" for low, high in (self.lhs, self.rhs))
+        low, high = self.limits
+        shorter = f", or sums of at most {self.safe_depth:,} products" if self.safe_depth else ""
+        return (
+            f"a sum of {self.depth:,} products of {left} and {right} can be {self.low:,.0f} to "
+            f"{self.high:,.0f}, but its {self.bits}-bit accumulator holds {low:,} to {high:,}: use "
+            f"{self.bits_needed} bits{shorter}"
+        )
+
+
+_MOST_PLAIN_BITS = 8
+"""Width of integers without a quantised type whose products are checked. Wider ones are mostly counts and
+indices, far below the range of their type.
+"""
+
+
+def accumulator_sums(graph: OpGraph) -> list[AccumulatorSum]:
+    """Return the bounds of the sums of all products of quantised or narrow integers in a graph, one entry for
+    equal products.
+
+    A sum of K products of ``a`` and ``b`` lies between K times the least and K times the largest of the
+    products of the ends of both ranges. The ranges come from the quantised types of the operands, else from
+    the element types. The accumulator has the bits that the node's attribute ``accumulator_bits`` states,
+    else those of the accumulator type (by the StableHLO specification at least 32 for quantised operands).
+    Products of unknown depth, and products and accumulators that are not integers, are left out. O(products).
+    """
+    table = graph.contractions
+    stated = _stated_bits(graph)
+    rows_of_node = np.bincount(table.node, minlength=len(graph))
+    operands = graph.operands
+    first = np.full((2, len(table)), -1, np.int64)
+    is_single = (rows_of_node[table.node] == 1) & (operands.lengths[table.node] >= 2)
+    for side in (0, 1):
+        first[side, is_single] = operands.values[operands.offsets[table.node[is_single]] + side]
+    key = np.stack(
+        [
+            *(column.astype(np.int64) for column in (table.lhs, table.rhs, table.accumulator, table.k)),
+            *first,
+            stated[table.node],
+        ]
+    )
+    distinct, which = np.unique(key, axis=1, return_inverse=True)
+    which = which.reshape(-1)
+    sums: list[AccumulatorSum] = []
+    for number, (lhs, rhs, accumulator, depth, *types, bits) in enumerate(distinct.T.tolist()):
+        ranges = [_factor_range(graph, *side) for side in zip((lhs, rhs), types, strict=True)]
+        left, right = ranges
+        kind = DTYPES[accumulator].kind if accumulator >= 0 else DTypeKind.OPAQUE
+        is_unsigned = kind is DTypeKind.UNSIGNED and bits < 0
+        if left is None or right is None or depth <= 0:
+            continue
+        if bits < 0 and kind not in _INTEGERS:
+            continue
+        products = [a * b * depth for a in left for b in right]
+        sums.append(
+            AccumulatorSum(
+                nodes=np.unique(table.node[which == number]).astype(np.int64),
+                depth=depth,
+                lhs=left,
+                rhs=right,
+                low=min(products),
+                high=max(products),
+                bits=bits if bits >= 0 else DTYPES[accumulator].bits,
+                is_signed=not is_unsigned,
+            )
+        )
+    return sums
+
+
+_INTEGERS = (DTypeKind.SIGNED, DTypeKind.UNSIGNED)
+
+
+def _stated_bits(graph: OpGraph) -> IntArray:
+    """Return the accumulator bits that attributes of nodes state, shape ``(nodes,)``; -1 without one."""
+    bits = np.full(len(graph), -1, np.int64)
+    extra = graph.extra
+    names = [row for row in np.unique(extra.key).tolist() if graph.strings[row] == ACCUMULATOR_BITS]
+    for row in np.flatnonzero(np.isin(extra.key, names) & (extra.node >= 0)).tolist():
+        text = bytes(extra.value(row))
+        if text.isdigit() and len(text) < 6 and int(text) > 0:
+            bits[int(extra.node[row])] = int(text)
+    return bits
+
+
+def _factor_range(graph: OpGraph, code: int, type_row: int) -> tuple[float, float] | None:
+    """Return the range of one factor of integer products: of the quantised type of an operand, else of a
+    narrow element type. None for wide integers and for floats.
+    """
+    element = DTYPES[code] if code >= 0 else None
+    if element is None or element.kind not in _INTEGERS:
+        return None
+    if type_row >= 0 and graph.types.dtype_of(type_row) == element:
+        quantised = parse_quantised(graph.strings[int(graph.types.encoding[type_row])])
+        if quantised is not None and quantised.kind != "calibrated":
+            return quantised.steps
+    if element.bits > _MOST_PLAIN_BITS:
+        return None
+    return _integer_range(element.name) or None
