@@ -187,6 +187,11 @@ def parse_quantised(encoding: str) -> QuantisedType | None:
         return None
     grid = _grid(numbers) if axes else ()
     points = tuple(int(point or 0) for _, point in found)
+    if len(axes) > 1 or sizes not in {(), (1,)}:
+        # MLIR stores scales of blocks in the expressed type and zero points in the storage type. It prints as
+        # many digits as distinguish its values, and zero points of unsigned types as signed numbers.
+        scales = _rounded(scales, expressed)
+        points = tuple(point % (int(most) + 1) for point in points) if least == 0 else points
     return QuantisedType(kind, storage, expressed, low, high, axes, sizes, grid, scales, points)
 
 
@@ -195,6 +200,17 @@ def _float(text: str) -> float:
         return float(text)
     except ValueError:
         return nan
+
+
+def _rounded(scales: Sequence[float], expressed: str) -> tuple[float, ...]:
+    """Return scales in the precision of the expressed type."""
+    single = np.array(scales, np.float32)
+    if expressed == "f16":
+        return tuple(np.array(scales, np.float16).astype(np.float64).tolist())
+    if expressed == "bf16":  # the upper half of an f32, rounded to even
+        bits = single.view(np.uint32)
+        single = ((bits + 0x7FFF + (bits >> 16 & 1)) & np.uint32(0xFFFF0000)).view(np.float32)
+    return tuple(scales) if expressed == "f64" else tuple(single.astype(np.float64).tolist())
 
 
 def _grid(nested: str) -> tuple[int, ...]:

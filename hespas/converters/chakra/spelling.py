@@ -1,9 +1,10 @@
 """Texts of tensor types and of contractions in attributes, written and parsed.
 
 Tensor types are ``IOInfo`` texts: shapes ``[[16, 128]]``, types ``["bf16"]``, values ``[]``. Other properties
-of a type follow its element type: ``f32{1,0}`` has the layout ``1,0``, the extents of ``f32<=`` are upper
-bounds, ``i8+64B`` takes 64 bytes more than its elements and ``i8-64B`` 64 bytes fewer. The texts are JSON
-and, as Chakra's readers require, Python literals. Texts of other tools are preserved verbatim.
+of a type follow its element type: ``f32{1,0}`` has the layout ``1,0``, ``i8{!quant.uniform<i8:f32, 0.5>}``
+is quantised, the extents of ``f32<=`` are upper bounds, ``i8+64B`` takes 64 bytes more than its elements and
+``i8-64B`` 64 bytes fewer. The texts are JSON and, as Chakra's readers require, Python literals. Texts of other
+tools are preserved verbatim.
 
 Matrix products and convolutions are ``1x128x512x256 bf16*bf16>f32``: the extents batch, M, N and K, then the
 element types of both operands and of the accumulator (``?`` unknown). ``flops=``, ``useful=`` and
@@ -47,8 +48,8 @@ __all__ = [
 _VALUES = b"[]"
 _TYPE = re.compile(r"([A-Za-z0-9_]*(?:<f[0-9]+>)?)(?:\{(.+)\})?(<=)?(?:([+-][1-9][0-9]{0,15})B)?", re.DOTALL)
 _MOST_EXTRA_BYTES = 10**16
-_MAX_TEXT = 1 << 16
-"""Largest text that is parsed: Hespas writes no longer list of shapes."""
+_MAX_TEXT = 1 << 24
+"""Largest text that is parsed. Scales for each channel of a quantised type take up to 30 characters each."""
 
 
 class TypeTexts(NamedTuple):
