@@ -90,6 +90,7 @@ from hespas.graph.errors import (
 )
 from hespas.graph.hints import INPUT, OUTPUT, Option, OptionsOf
 from hespas.graph.progress import Progress
+from hespas.graph.quantised import report_overflows
 from hespas.report import Column, Table, table_from_rows
 
 __all__ = ["Conversion", "ConversionDocument", "Rescaling", "conversion_document", "convert"]
@@ -317,6 +318,8 @@ def convert(
         )
         account: ConversionAccount | None = None
         if isinstance(value, Workload):
+            for graph in value.classes:
+                report_overflows(graph, sink)
             value, with_rescaling = _rescaled(value, rescale, reading, sink)
             estimator = step_estimator(value, hardware, estimator) if hardware else ""
             lowering = replace(lowering, folds=not is_flat(value.metadata, origin))

@@ -20,9 +20,21 @@ from typing import NamedTuple
 import numpy as np
 
 from hespas.graph.columns import DTYPES, DYNAMIC, DType, DTypeKind, IntArray, find_dtype
+from hespas.graph.diagnostics import Diagnostics
 from hespas.graph.opgraph import ACCUMULATOR_BITS, OpGraph
 
-__all__ = ["QUANTISED", "AccumulatorSum", "QuantisedType", "accumulator_sums", "parse_quantised"]
+__all__ = [
+    "OVERFLOW",
+    "QUANTISED",
+    "AccumulatorSum",
+    "QuantisedType",
+    "accumulator_sums",
+    "parse_quantised",
+    "report_overflows",
+]
+
+OVERFLOW = "GR008"
+"""Code of sums that may overflow, in diagnostics and as a rule of ``hespas-validate check``."""
 
 QUANTISED = "!quant."
 """Start of the text of a quantised type."""
@@ -197,7 +209,7 @@ def parse_quantised(encoding: str) -> QuantisedType | None:
 
 def _float(text: str) -> float:
     try:
-        return float(text)
+        return int(text) if re.fullmatch(r"-?\d{1,18}", text) else float(text)
     except ValueError:
         return nan
 
@@ -348,6 +360,15 @@ def accumulator_sums(graph: OpGraph) -> list[AccumulatorSum]:
             )
         )
     return sums
+
+
+def report_overflows(graph: OpGraph, diagnostics: Diagnostics) -> None:
+    """Report the products of a graph whose sums may overflow their accumulator."""
+    for bound in accumulator_sums(graph):
+        if not bound.fits:
+            node = int(bound.nodes[0])
+            where = f"{graph.name}: node {int(graph.id[node])} ({graph.node_name(node)})"
+            diagnostics.warning(OVERFLOW, where, bound.overflow_text, count=len(bound.nodes))
 
 
 _INTEGERS = (DTypeKind.SIGNED, DTypeKind.UNSIGNED)

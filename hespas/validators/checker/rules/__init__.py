@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from hespas.graph import Severity
 from hespas.graph.errors import InvariantError
+from hespas.graph.quantised import OVERFLOW
 from hespas.measurements.consistency import JOB_RULES, RECORDING_RULES
 from hespas.validators.checker.job import Check, CheckRule, Need, Scope
 from hespas.validators.checker.rules import collectives, messages, nodes, order
@@ -56,7 +57,7 @@ RULES: tuple[CheckRule, ...] = (
     rule("GR005", "what costs something takes time", _RANK, "W--", nodes.duration_where_work),
     rule("GR006", "loop trip counts are known", _RANK, "WWW", nodes.known_trips),
     rule("GR007", "tensor extents are not negative", _RANK, "EEE", nodes.tensor_types),
-    rule("GR008", "sums of integer products fit their accumulator", _RANK, "WWW", nodes.accumulators_fit),
+    rule(OVERFLOW, "sums of integer products fit their accumulator", _RANK, "WWW", nodes.accumulators_fit),
     rule("ET014", "a message states peer, tag, size", _RANK, "WEE", messages.messages_described),
     rule("ET016", "communication is not a CPU operation", _RANK, "-EE", nodes.communication_on_host),
     rule("ET017", "no compute node on the CPU", _RANK, "--E", nodes.compute_on_host),
