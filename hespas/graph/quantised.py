@@ -337,7 +337,8 @@ def accumulator_sums(graph: OpGraph) -> list[AccumulatorSum]:
     distinct, which = np.unique(key, axis=1, return_inverse=True)
     which = which.reshape(-1)
     sums: list[AccumulatorSum] = []
-    for number, (lhs, rhs, accumulator, depth, *types, bits) in enumerate(distinct.T.tolist()):
+    keys: list[list[int]] = distinct.T.tolist()
+    for number, (lhs, rhs, accumulator, depth, *types, bits) in enumerate(keys):
         ranges = [_factor_range(graph, *side) for side in zip((lhs, rhs), types, strict=True)]
         left, right = ranges
         kind = DTYPES[accumulator].kind if accumulator >= 0 else DTypeKind.OPAQUE

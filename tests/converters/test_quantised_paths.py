@@ -14,6 +14,7 @@ from hespas.converters import load_format
 from hespas.converters.format import ReadOptions, WriteOptions
 from hespas.converters.stablehlo.mlir import load_bindings
 from hespas.converters.stablehlo.reader import read_program
+from hespas.generators.obfuscate import Key, Obfuscate
 from hespas.graph import Diagnostics, OpGraph, Workload
 from hespas.graph.passes import FoldFree, UnrollLoops
 from hespas.graph.quantised import QUANTISED, QuantisedType, accumulator_sums, parse_quantised
@@ -175,3 +176,19 @@ def test_custom_calls_on_quantised_tensors_keep_their_configuration() -> None:
         ]
         assert [bytes(graph.extra.value(row)) for row in rows] == [b"axis=1"]
         assert graph.op_name(int(graph.extra.node[rows[0]])) == "stablehlo.custom_call"
+
+
+def test_obfuscation_keeps_storage_and_drops_scales() -> None:
+    before = flat(read_any(STABLEHLO / "ternary_network.mlir", "stablehlo"))
+    found = Diagnostics()
+    after = Obfuscate(key=Key(b"a key of this test"), level="names")(before, found).classes[0]
+    kinds = [parse_quantised(after.strings[row]) for row in after.types.encoding.tolist()]
+    assert {(kind.kind, kind.storage, kind.low, kind.high) for kind in kinds if kind is not None} == {
+        ("any", "i4", -8, 7),
+        ("any", "i4", -7, 7),
+        ("any", "i2", -1, 1),
+        ("any", "i32", -(2**31), 2**31 - 1),
+    }
+    assert "5.000000e-01" not in "".join(after.strings)
+    assert [each.depth for each in accumulator_sums(after) if not each.fits] == [288]
+    assert found.counts()["obfuscate.dropped"] >= sum(kind is not None for kind in kinds)

@@ -3,8 +3,8 @@
 Tensor types are ``IOInfo`` texts: shapes ``[[16, 128]]``, types ``["bf16"]``, values ``[]``. Other properties
 of a type follow its element type: ``f32{1,0}`` has the layout ``1,0``, ``i8{!quant.uniform<i8:f32, 0.5>}``
 is quantised, the extents of ``f32<=`` are upper bounds, ``i8+64B`` takes 64 bytes more than its elements and
-``i8-64B`` 64 bytes fewer. The texts are JSON and, as Chakra's readers require, Python literals. Texts of other
-tools are preserved verbatim.
+``i8-64B`` 64 bytes fewer. The texts are JSON and, as Chakra's readers require, Python literals. Texts of
+other tools are preserved verbatim.
 
 Matrix products and convolutions are ``1x128x512x256 bf16*bf16>f32``: the extents batch, M, N and K, then the
 element types of both operands and of the accumulator (``?`` unknown). ``flops=``, ``useful=`` and

@@ -381,7 +381,7 @@ class Walker:
                 (context.types.get(body_return.operands[position].type),) if body_return is not None else ()
             )
             signature = context.signatures.priced(
-                "stablehlo.while", carried_types, carried_types, FREE, "carried"
+                "stablehlo.while", carried_types, carried_types, FREE, label="carried"
             )
             carried[position] = (scope.add(signature, [yielded[position]], row),)
         returned = terminator(condition)
@@ -429,7 +429,7 @@ class Walker:
             if max(flow, default=-1) <= header:  # the branch does not compute the value itself
                 flow = (*flow, header)
             if len(flow) > _MAX_PRODUCERS:
-                join = context.signatures.priced("stablehlo.case", (), (), FREE, "join")
+                join = context.signatures.priced("stablehlo.case", (), (), FREE, label="join")
                 flow = (scope.add(join, [flow], region),)
             flows.append(flow)
         self.bind(op.results, flows)

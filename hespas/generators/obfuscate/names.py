@@ -42,6 +42,7 @@ from hespas.graph import (
 )
 from hespas.graph.columns import ColumnTable, IntArray
 from hespas.graph.passes import is_runtime_copy
+from hespas.graph.quantised import QuantisedType, parse_quantised
 from hespas.operations.model import canonical_op
 
 __all__ = ["hide_names", "hide_profile_names", "public_profile_text", "reveal_names"]
@@ -184,7 +185,7 @@ _REDUCTIONS = frozenset(
     ["add", "and", "max", "maximum", "mean", "min", "minimum", "mul", "multiply", "or", "sum"]
 )
 _LAYOUT = frozenset("0123456789,{}:()*-TSELD ")
-"""Characters of layouts and tilings; the encoding of a type with others is dropped."""
+"""Characters of layouts and tilings. Encodings of types with others are dropped, except quantised types."""
 
 _PROFILE_METADATA = frozenset({"format", "device"})
 _DROPPED_TEXTS = frozenset({"strides_id", "values_id"})
@@ -214,6 +215,17 @@ def _report(diagnostics: Diagnostics, where: str, what: str, count: int) -> None
         diagnostics.info("obfuscate.dropped", where, f"{what} dropped", count=count)
 
 
+def _public_encoding(text: str) -> str:
+    """Return the part of the encoding of a type that is independent of the values: a layout, or the storage
+    of a quantised type without its scales and zero points.
+    """
+    quantised = parse_quantised(text)
+    if quantised is None or quantised.kind == "calibrated":
+        return text if set(text) <= _LAYOUT else ""
+    stored = quantised.storage, quantised.expressed
+    return str(QuantisedType("any", *stored, quantised.low, quantised.high))
+
+
 def _hidden(graph: OpGraph, key: Key, diagnostics: Diagnostics) -> OpGraph:
     texts = _Texts(graph.strings)
 
@@ -231,8 +243,12 @@ def _hidden(graph: OpGraph, key: Key, diagnostics: Diagnostics) -> OpGraph:
     }
     reduction = texts.column(graph.collectives.reduction, lambda text: text if text in _REDUCTIONS else "")
     collectives = replace(graph.collectives, reduction=reduction)
-    encoding = texts.column(graph.types.encoding, lambda text: text if set(text) <= _LAYOUT else "")
-    types = replace(graph.types, encoding=encoding)
+    types = replace(graph.types, encoding=texts.column(graph.types.encoding, _public_encoding))
+    hidden_types = [graph.strings[row] for row in graph.types.encoding.tolist()]
+    hidden_types = [text for text in hidden_types if _public_encoding(text) != text]
+    _report(
+        diagnostics, graph.name, "scales and zero points, and other encodings of types", len(hidden_types)
+    )
     regions = replace(graph.regions, label=texts.column(graph.regions.label, key.token))
     table, rows = graph.extra, list[tuple[int, int, int, bytes]]()
     names = {row: graph.strings[row] for row in np.unique(table.key).tolist()}
