@@ -18,8 +18,9 @@ from hespas.validators.conformance import Kit, kit_bytes, make_kit, read_kit
 
 SCHEMAS = Path(__file__).parents[3] / "hespas" / "schemas"
 NOT_IN_TRACES = {"GR004", "GR005", "GR006", "GR007", "GR008"}
-"""Rules of tables, loops and tensor types, which a trace cannot break, one that no profile checks, and one about
-attributes of Hespas alone."""
+"""Rules of tables, loops and tensor types, which a trace cannot break, one that no profile checks, and one
+about attributes of Hespas alone.
+"""
 
 
 @cache
