@@ -383,22 +383,36 @@ class Bindings(NamedTuple):
     def parse(self, program: str | bytes, *, quantised: bool = False) -> MlirModule:
         """Parse a program in text or bytecode. Raises :class:`ParseFailure`.
 
-        Set ``quantised`` for a program with types of the ``quant`` dialect, which jaxlib does not register.
-        To load the dialect, a pass that depends on it is then run on an empty module.
+        Set ``quantised`` for a program with types of the ``quant`` dialect.
         """
 
         def build(context: Context) -> MlirModule:
             if quantised:
-                empty = self.ir.Module.parse("module {}", context)
-                self._run("vhlo-legalize-to-stablehlo", empty, context)
+                self._load_quantised(context)
             module: MlirModule = self.ir.Module.parse(program, context)
             return module
 
         return self._caught(build)
 
-    def parse_artifact(self, data: bytes) -> MlirModule:
-        """Read a VHLO portable artifact and upgrade it. Raises :class:`ParseFailure`."""
-        return self._caught(lambda context: self.stablehlo.deserialize_portable_artifact(context, data))
+    def parse_artifact(self, data: bytes, *, quantised: bool = False) -> MlirModule:
+        """Read a VHLO portable artifact and upgrade it. Raises :class:`ParseFailure`.
+
+        Set ``quantised`` for types of the ``quant`` dialect: VHLO has no types with scales per block.
+        """
+
+        def build(context: Context) -> MlirModule:
+            if quantised:
+                self._load_quantised(context)
+            module: MlirModule = self.stablehlo.deserialize_portable_artifact(context, data)
+            return module
+
+        return self._caught(build)
+
+    def _load_quantised(self, context: Context) -> None:
+        """Load the ``quant`` dialect, which jaxlib does not register, by running a pass that depends on it on
+        an empty module.
+        """
+        self._run("vhlo-legalize-to-stablehlo", self.ir.Module.parse("module {}", context), context)
 
     def parse_vhlo_text(self, program: str) -> MlirModule:
         """Parse ``vhlo`` text and convert it to StableHLO. Raises :class:`ParseFailure`."""

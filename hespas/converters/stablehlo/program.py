@@ -146,12 +146,12 @@ def parse_program(data: bytes, bindings: Bindings) -> ParsedProgram:
     head = blob[len(BYTECODE_MAGIC) + 1 : _PRODUCER_BYTES]
     name = head.split(b"\0", 1)[0].decode("ascii", "replace")
     producer = name if name.isascii() and name.isprintable() else ""
-    is_artifact = producer.startswith(_ARTIFACT.decode())
+    is_artifact, is_quantised = producer.startswith(_ARTIFACT.decode()), _QUANTISED_BYTECODE in blob
     try:
         if is_artifact:
-            module = bindings.parse_artifact(blob)
+            module = bindings.parse_artifact(blob, quantised=is_quantised)
         else:
-            module = bindings.parse(blob, quantised=_QUANTISED_BYTECODE in blob)
+            module = bindings.parse(blob, quantised=is_quantised)
     except ParseFailure as failure:
         newest, version = bindings.newest_version(), _VERSION.search(producer) if is_artifact else None
         if version is not None and _numbers(version[0]) > _numbers(newest):
