@@ -12,6 +12,7 @@ are added to the FLOPs of the product. Zero points cost nothing, because compile
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import lru_cache
 from math import gcd, isfinite, nan, prod
 
@@ -389,7 +390,7 @@ def convolution_cost(
         groups, m, k = groups * batches, m // batches, k // batches
     channels = _product([output.shape[attributes.output_batch], features, per_group])
     useful = channels * prod(pairs) if channels >= 0 else nan
-    return contraction_cost(
+    cost = contraction_cost(
         op,
         OpClass.CONVOLUTION,
         (groups, m, n, k),
@@ -398,6 +399,8 @@ def convolution_cost(
         useful_macs=useful,
         types=(source, kernel, output),
     )
+    window = k // per_group if min(k, per_group) > 0 and k % per_group == 0 else 1
+    return replace(cost, contractions=tuple(replace(row, window=window) for row in cost.contractions))
 
 
 def _product(extents: list[int]) -> int:

@@ -324,7 +324,8 @@ class Contraction:
     """Batched matmul as a row of :class:`hespas.graph.ContractionTable`: ``batch`` matmuls of M x K by K x N
     (-1: unknown). A convolution is a row, too.
 
-    ``products``, ``accumulator_bits`` and ``mac_noise_sigma`` have the same meaning as in
+    ``window`` is the number of positions of a convolution's kernel. ``products``, ``accumulator_bits`` and
+    ``mac_noise_sigma`` have the same meaning as in
     :class:`~hespas.costs.operation.Precision`.
     """
 
@@ -340,6 +341,7 @@ class Contraction:
     products: int = 1
     accumulator_bits: int = -1
     mac_noise_sigma: float | None = None
+    window: int = 1
 
     @property
     def attributes(self) -> dict[str, str]:
@@ -430,6 +432,7 @@ def add_costed(
                 rhs=row.rhs,
                 accumulator=row.accumulator,
                 products=row.products,
+                window=row.window,
             )
     return node
 

@@ -121,7 +121,7 @@ class GraphBuilder:
         self._operands, self._results = _RaggedBuffer(), _RaggedBuffer()
         self._collectives: list[tuple[int, int, int, float, float, float, int, int]] = []
         self._p2p: list[tuple[int, int, float, int, bool]] = []
-        self._contractions: list[tuple[int, int, int, int, int, float, float, int, int, int, int]] = []
+        self._contractions: list[tuple[int, int, int, int, int, float, float, int, int, int, int, int]] = []
         self._regions: list[tuple[int, int, float, int]] = []
         self._carried: list[tuple[int, int, int]] = []
         self._extra: list[tuple[int, int, int, bytes]] = []
@@ -225,10 +225,11 @@ class GraphBuilder:
         rhs: int,
         accumulator: int,
         products: int = 1,
+        window: int = 1,
     ) -> None:
         """Add a matrix product of a node; see :class:`hespas.graph.opgraph.ContractionTable`."""
         self._contractions.append(
-            (node, batch, m, n, k, flops, useful_flops, lhs, rhs, accumulator, products)
+            (node, batch, m, n, k, flops, useful_flops, lhs, rhs, accumulator, products, window)
         )
 
     def add_region(self, kind: RegionKind, *, parent: int = -1, trips: float = 1.0, label: str = "") -> int:

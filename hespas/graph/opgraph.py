@@ -228,6 +228,8 @@ class ContractionTable(ColumnTable):
     ``flops`` follows the specification; ``useful_flops`` excludes multiplications by padding or dilation
     zeros. ``lhs``, ``rhs`` and ``accumulator`` are element type codes, which together determine the rate.
     ``products`` is the number of matmuls that emulate one (3 or 6 for emulated precision, else 1).
+    ``window`` is the number of positions of a convolution's kernel, of which each contributes its input
+    channels to K (1 for matmuls and unknown windows).
     """
 
     node: SmallIntArray
@@ -241,6 +243,7 @@ class ContractionTable(ColumnTable):
     rhs: NDArray[np.int16]
     accumulator: NDArray[np.int16]
     products: NDArray[np.uint8]
+    window: IntArray
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from hespas.graph import DTYPES, DYNAMIC, UNKNOWN_DTYPE, CollectiveKind, NodeKind, OpClass, OpGraph
 from hespas.graph.columns import BoolArray, FloatArray, IntArray, SmallIntArray
-from hespas.operations.model import KIND_OF_CLASS, KINDS, STRIDED, Labels, Operations, canonical_op
+from hespas.operations.model import CHANNELS, KIND_OF_CLASS, KINDS, STRIDED, Labels, Operations, canonical_op
 from hespas.operations.tiles import TILED, padding_of_shape
 
 __all__ = [
@@ -102,6 +102,7 @@ def operations_of(graph: OpGraph, *, num_ranks: int = -1, tiled: bool = False) -
         shapes = (graph.types.shape(row) for row in range(len(graph.types)))
         padding = [np.nan if DYNAMIC in shape else padding_of_shape(shape) for shape in shapes]
         dims[TILED] = np.where(_kinds_with("rows")[kind], np.array([*padding, np.nan])[deciding_type], np.nan)
+    dims[CHANNELS] = _channels(graph)
     dims[STRIDED] = _strided(graph, is_vector, np.isin(kind, _STREAMED))
     return Operations(
         kind=Labels(kind, _NAMES),
@@ -113,6 +114,17 @@ def operations_of(graph: OpGraph, *, num_ranks: int = -1, tiled: bool = False) -
         transcendentals=graph.transcendentals,
         bytes_moved=graph.bytes_moved,
     )
+
+
+def _channels(graph: OpGraph) -> FloatArray:
+    """Return the input channels of convolutions without groups, shape ``(nodes,)``. NaN for other nodes, and
+    for convolutions whose window is unknown.
+    """
+    channels, table = np.full(len(graph), np.nan), graph.contractions
+    count = np.bincount(table.node, minlength=len(graph))
+    rows = (count[table.node] == 1) & (table.batch == 1) & (table.window > 1) & (table.k > 0)
+    channels[table.node[rows]] = table.k[rows] / table.window[rows]
+    return channels
 
 
 def element_types_of(graph: OpGraph) -> Labels:

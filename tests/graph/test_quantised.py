@@ -93,7 +93,7 @@ def matmul(
     if bits:
         builder.add_extra(node, ACCUMULATOR_BITS, 0, bits.encode())
     codes = [dtype(name).code for name in (lhs, rhs, accumulator)]
-    table = ContractionTable.from_rows([(node, 1, 1, 1, depth, 2.0 * depth, 2.0 * depth, *codes, 1)])
+    table = ContractionTable.from_rows([(node, 1, 1, 1, depth, 2.0 * depth, 2.0 * depth, *codes, 1, 1)])
     return replace(builder.build(), contractions=table)
 
 

@@ -253,6 +253,7 @@ class _GraphAssembly:
                 rhs=product.rhs,
                 accumulator=product.accumulator,
                 products=product.products,
+                window=product.window,
             )
         if cost.op_class is OpClass.UNKNOWN:
             self._unknown[call.op] = self._unknown.get(call.op, 0) + 1

@@ -236,7 +236,7 @@ _ELEMENT = r"(\?|[A-Za-z0-9_]+(?:<f\d+>)?)"
 _FIGURE = r"nan|-?\d{1,400}(?:\.\d{1,400})?(?:e[+-]?\d{1,3})?"
 _TEXT = re.compile(
     rf"(-?\d{{1,19}})x(-?\d{{1,19}})x(-?\d{{1,19}})x(-?\d{{1,19}}) {_ELEMENT}\*{_ELEMENT}>{_ELEMENT}"
-    rf"(?: flops=({_FIGURE}))?(?: useful=({_FIGURE}))?(?: products=(\d{{1,3}}))?"
+    rf"(?: flops=({_FIGURE}))?(?: useful=({_FIGURE}))?(?: products=(\d{{1,3}}))?(?: window=(\d{{1,19}}))?"
 )
 
 
@@ -253,6 +253,7 @@ class _ContractionText(NamedTuple):
     rhs: int
     accumulator: int
     products: int
+    window: int
 
     @property
     def usual_flops(self) -> float:
@@ -267,7 +268,8 @@ class _ContractionText(NamedTuple):
         both_unknown = np.isnan(self.useful_flops) and np.isnan(self.flops)
         if self.useful_flops != self.flops and not both_unknown:
             text += f" useful={self.useful_flops!r}"
-        return text + (f" products={self.products}" if self.products != 1 else "")
+        text += f" products={self.products}" if self.products != 1 else ""
+        return text + (f" window={self.window}" if self.window != 1 else "")
 
     @classmethod
     def parse(cls, text: str) -> _ContractionText | None:
@@ -277,10 +279,11 @@ class _ContractionText(NamedTuple):
             return None
         batch, m, n, k = (int(part) for part in match.groups()[:4])
         lhs, rhs, accumulator = (_code(part) for part in match.groups()[4:7])
-        too_large = max(abs(batch), abs(m), abs(n), abs(k)) > LARGEST_EXTENT
+        products, window = int(match[10] or 1), int(match[11] or 1)
+        too_large = max(abs(batch), abs(m), abs(n), abs(k), window) > LARGEST_EXTENT
         if lhs is None or rhs is None or accumulator is None or too_large:
             return None
-        row = cls(batch, m, n, k, 0.0, 0.0, lhs, rhs, accumulator, int(match[10] or 1))
+        row = cls(batch, m, n, k, 0.0, 0.0, lhs, rhs, accumulator, products, window)
         flops = float(match[8]) if match[8] else row.usual_flops
         useful = float(match[9]) if match[9] else flops
         return row._replace(flops=flops, useful_flops=useful)

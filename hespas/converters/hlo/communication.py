@@ -188,6 +188,7 @@ class NodeEmitter:
                 rhs=contraction.rhs,
                 accumulator=contraction.accumulator,
                 products=contraction.products,
+                window=contraction.window,
             )
             for key, text in contraction.attributes.items():
                 builder.add_extra(node, key, _TEXT, text.encode())

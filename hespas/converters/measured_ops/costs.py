@@ -310,7 +310,8 @@ def host_costs(
     empty = ContractionTable.empty()
     contractions = {
         name: np.array([getattr(product, name) for product in products], getattr(empty, name).dtype)
-        for name in ("batch", "m", "n", "k", "flops", "useful_flops", "lhs", "rhs", "accumulator", "products")
+        for name in ContractionTable.DTYPES
+        if name != "node"
     }
     table = replace(
         empty,

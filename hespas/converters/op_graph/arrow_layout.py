@@ -111,6 +111,13 @@ NODE_FIELDS = {FIELD_NAMES.get(column, column): column for column in NODE_DTYPES
 
 RAGGED_NODE_COLUMNS = ("data_deps", "control_deps", "operands", "results")
 
+_LATER: Mapping[str, tuple[str, type[np.generic], int]] = {
+    "contractions.window": ("contractions.node", ContractionTable.DTYPES["window"], 1)
+}
+"""Flat columns that files of Hespas 0.1.0 do not have: a column of equal length, the type, and the value that
+such files imply.
+"""
+
 COLUMNS: tuple[ColumnSpec, ...] = (
     ColumnSpec("name", FieldShape.TEXT),
     ColumnSpec("nodes", FieldShape.COUNT, np.int64),
@@ -120,6 +127,7 @@ COLUMNS: tuple[ColumnSpec, ...] = (
         ColumnSpec(f"{table}.{name}", FieldShape.FLAT, dtype)
         for table, columns in TABLE_DTYPES.items()
         for name, dtype in columns.items()
+        if f"{table}.{name}" not in _LATER
     ),
     ColumnSpec("types.dims", FieldShape.RAGGED, np.int64),
     ColumnSpec("extra.value", FieldShape.BINARY),
@@ -128,6 +136,7 @@ COLUMNS: tuple[ColumnSpec, ...] = (
     ColumnSpec("permutations", FieldShape.BINARY),
     ColumnSpec("attachments.name", FieldShape.BINARY),
     ColumnSpec("attachments.content", FieldShape.BINARY),
+    *(ColumnSpec(name, FieldShape.FLAT, dtype) for name, (_, dtype, _) in _LATER.items()),
 )
 """All fields in file order."""
 
@@ -292,8 +301,11 @@ class ArrowSource:
         )
 
     def check_fields(self) -> None:
-        """Check that the file has exactly the fields of the layout."""
+        """Check that the file has exactly the fields of the layout, or those of its first version."""
         expected = _schema({})
+        if self._names == expected.names[: -len(_LATER)]:
+            for position in range(len(expected.names) - 1, len(self._names) - 1, -1):
+                expected = expected.remove(position)
         if self._names != expected.names:
             unlike = sorted(set(self._names) ^ set(expected.names))[:3]
             shown = ", ".join(name[:_SHOWN_CHARACTERS] for name in unlike) or "their order"
@@ -329,8 +341,10 @@ class ArrowSource:
                 message = f"record batch {index} has {batch.num_rows} rows, expected 1"
                 raise self._unlike(message, "field 'name'")
             columns = ArrowColumns()
-            for column, spec in enumerate(COLUMNS):
+            for column, spec in enumerate(COLUMNS[: len(self._names)]):
                 self._add_column(columns, spec, self._full(cast("Any", batch).column(column), spec))
+            for name, (other, dtype, value) in _LATER.items():
+                columns.flat.setdefault(name, np.full(len(columns.flat[other]), value, dtype))
             yield columns
 
     def _add_column(self, columns: ArrowColumns, spec: ColumnSpec, array: pa.Array[Any]) -> None:

@@ -182,6 +182,7 @@ class ContractionEntry(Struct, kw_only=True, forbid_unknown_fields=True, omit_de
     rhs: str = "?"
     accumulator: str = "?"
     products: _Byte = 1
+    window: _Int64 = 1
 
 
 class ExtraEntry(Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):

@@ -417,7 +417,7 @@ class _SideTables:
             self._permutation_rows.setdefault(permutation, row)
         self.collectives: list[tuple[int, int, int, float, float, float, int, int]] = []
         self.p2p: list[tuple[int, int, float, int, bool]] = []
-        self.contractions: list[tuple[int, int, int, int, int, float, float, int, int, int, int]] = []
+        self.contractions: list[tuple[int, int, int, int, int, float, float, int, int, int, int, int]] = []
         self.extra: list[tuple[int, int, int, bytes]] = []
 
     def add_collective(self, node: int, entry: DocumentCollective) -> None:
@@ -469,7 +469,7 @@ class _SideTables:
         useful_flops = flops if entry.useful_flops is UNSET else parse_number(entry.useful_flops)
         types = (parse_dtype(entry.lhs), parse_dtype(entry.rhs), parse_dtype(entry.accumulator))
         sizes = (entry.batch, entry.m, entry.n, entry.k)
-        self.contractions.append((node, *sizes, flops, useful_flops, *types, entry.products))
+        self.contractions.append((node, *sizes, flops, useful_flops, *types, entry.products, entry.window))
 
     def add_extra(self, node: int, entry: ExtraEntry) -> None:
         """Add a preserved attribute of a node or of the file (-1). Raises ``ValueError`` if it has both

@@ -390,7 +390,7 @@ class _NodeSpeller:
 
     def _add_contractions(self, part: slice, nodes: list[NodeEntry]) -> None:
         for node, values in _side_rows(self._graph.contractions, part, nodes):
-            batch, m, n, k, flops, useful_flops, *types, products = values
+            batch, m, n, k, flops, useful_flops, *types, products, window = values
             same = flops == useful_flops or (isnan(flops) and isnan(useful_flops))
             lhs, rhs, accumulator = map(spell_dtype, types)
             entry = ContractionEntry(
@@ -404,6 +404,7 @@ class _NodeSpeller:
                 rhs=rhs,
                 accumulator=accumulator,
                 products=products,
+                window=window,
             )
             node.contractions = (*node.contractions, entry)
 

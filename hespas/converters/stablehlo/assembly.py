@@ -167,6 +167,7 @@ def _contractions(node_rows: NDArray[np.int64], signatures: Sequence[StablehloSi
         rhs=integers("rhs", np.int16),
         accumulator=integers("accumulator", np.int16),
         products=integers("products", np.uint8),
+        window=integers("window", np.int64),
     )
 
 

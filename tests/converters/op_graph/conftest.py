@@ -142,6 +142,7 @@ class GraphMaker:
             rhs=self.rng.integers(-1, len(DTYPES), count).astype(np.int16),
             accumulator=self.rng.integers(-1, len(DTYPES), count).astype(np.int16),
             products=self.rng.integers(0, 256, count).astype(np.uint8),
+            window=self.rng.integers(1, 100, count),
         )
 
     def regions(self) -> RegionTable:

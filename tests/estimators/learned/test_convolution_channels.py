@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+import hespas
 from hespas.estimators.learned.equivalents import as_products
+from hespas.graph import OpClass
 from hespas.hardware import load_device
-from hespas.operations import Labels, Operations, build
+from hespas.operations import Labels, Operations, build, operations_of
 
 
 def patches(channels: list[float], scheme: str = "bf16") -> Operations:
@@ -47,3 +50,12 @@ def test_unknown_channels_leave_the_depth_as_it_is() -> None:
     known = {name: column for name, column in ops.dims.items() if name != "channels"}
     plain = replace(ops, dims=known)
     assert as_products(plain, load_device("H100-SXM")).dim("k").tolist() == [768.0]
+
+
+def test_a_program_states_the_channels_of_its_convolutions() -> None:
+    program = Path(__file__).parents[3] / "fixtures" / "stablehlo" / "cnn_train.mlir"
+    graph = hespas.read(program).classes[0]
+    channels = operations_of(graph).dim("channels")
+    stem = int(np.flatnonzero(graph.op_class == OpClass.CONVOLUTION)[0])
+    assert channels[stem] == 3.0
+    assert np.isnan(channels[graph.op_class != OpClass.CONVOLUTION]).all()
