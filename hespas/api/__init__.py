@@ -36,6 +36,7 @@ __all__ = [
     "NodeData",
     "NodeEstimates",
     "NoiseReport",
+    "PlanResult",
     "PrivacyReport",
     "ProfiledProgram",
     "ProgressBar",
@@ -90,6 +91,7 @@ __all__ = [
     "node_data",
     "noise",
     "op_class_summary",
+    "plan",
     "privacy",
     "profile_program",
     "random_job",
@@ -213,6 +215,8 @@ if TYPE_CHECKING:
         write_node_data,
     )
     from hespas.api.noise_curves import NoiseReport, noise
+    from hespas.api.plan_result import PlanResult
+    from hespas.api.planning import plan
     from hespas.api.published_runs import (
         FactorsReport,
         LeagueReport,
@@ -375,6 +379,8 @@ _find = lazy_names(
         "NoiseReport",
         "noise",
     ),
+    plan_result=("PlanResult",),
+    planning=("plan",),
     published_runs=(
         "FactorsReport",
         "LeagueReport",

@@ -34,7 +34,7 @@ from hespas.graph.passes import InPrecision
 from hespas.hardware import is_path, load_device, load_system, write_device
 from hespas.simulator.astra import Backend, read_network_config
 
-__all__ = ["AXES", "Grid", "GridRow", "GridValue", "grid_row", "read_grid"]
+__all__ = ["AXES", "Grid", "GridRow", "GridValue", "grid_row", "read_grid", "with_scaled_links"]
 
 GridValue = str | int | float
 
@@ -238,7 +238,7 @@ def grid_row(
             arguments.setdefault("estimator", STEP_ESTIMATOR)
             factor = float(settings.get("link_bandwidth", 1))
             if factor != 1:
-                arguments |= _with_scaled_links(arguments, factor, Path(folder))
+                arguments |= with_scaled_links(arguments, factor, Path(folder))
             result = simulate(workload, diagnostics=diagnostics, **arguments)
         except HespasError as error:
             path = error.path or ""
@@ -284,7 +284,7 @@ def _in_precision(
     )
 
 
-def _with_scaled_links(arguments: Mapping[str, Any], factor: float, folder: Path) -> dict[str, object]:
+def with_scaled_links(arguments: Mapping[str, Any], factor: float, folder: Path) -> dict[str, object]:
     """Return the device, the system and ASTRA-sim's network with the bandwidth of all links times
     ``factor``.
     """

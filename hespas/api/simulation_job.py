@@ -36,7 +36,7 @@ from hespas.estimators import MissingPolicy, refuse_converted
 from hespas.estimators.configuration import default_configuration
 from hespas.files.output import check_destination, write_atomically
 from hespas.files.streams import first_bytes
-from hespas.graph import ESTIMATED_ON, Diagnostics, Profile, Timeline, Workload
+from hespas.graph import ESTIMATED_ON, Diagnostics, Estimate, Profile, Timeline, Workload
 from hespas.graph.deprecation import renamed_arguments
 from hespas.graph.errors import FormatError, InvariantError, OutputError, UnsupportedError, UsageError
 from hespas.graph.progress import Progress
@@ -167,8 +167,12 @@ class StepJob:
         timeline.write(result, measured)
         return result
 
-    def run(self, workload: Workload, simulator: Simulator | None) -> Simulation:
-        """Simulate the workload with times estimated for the device, or with the workload's own times."""
+    def timed(
+        self, workload: Workload, device: Device | None
+    ) -> tuple[Workload, tuple[Estimate, ...] | None]:
+        """Return the workload as it is simulated, and the times of its operations on the device and the
+        system; None for the times of the workload itself. ``device`` is the device of all times.
+        """
         estimates = None
         if self.hardware is None:
             workload = merged(workload, self.granularity, self.diagnostics)
@@ -184,11 +188,16 @@ class StepJob:
                 progress=self.progress,
             )
             workload, estimates = estimated.workload, estimated.estimates
-        device = self._device_of_times(workload)
-        configuration = None if device is None else default_configuration(workload, device, self.estimator)
         if self.system is not None:
             network = Network(self.system, device)
             workload, estimates = on_system(workload, estimates, network, self.diagnostics)
+        return workload, estimates
+
+    def run(self, workload: Workload, simulator: Simulator | None) -> Simulation:
+        """Simulate the workload with times estimated for the device, or with the workload's own times."""
+        device = self._device_of_times(workload)
+        workload, estimates = self.timed(workload, device)
+        configuration = None if device is None else default_configuration(workload, device, self.estimator)
         return run_simulator(
             workload,
             estimates,

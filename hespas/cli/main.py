@@ -1,4 +1,4 @@
-"""``hespas``: commands that view, estimate, simulate, analyze, capture, generate and serve workloads."""
+"""``hespas``: commands that view, estimate, simulate, analyze, capture, generate, plan and serve workloads."""
 
 from __future__ import annotations
 
@@ -65,6 +65,11 @@ COMMANDS = {
         "capture",
         "Capture a JAX or PyTorch program for a mesh of devices, which this machine need not have.",
     ),
+    "plan": CommandSource(
+        "hespas.cli.plan",
+        "plan",
+        "Find the fastest, cheapest or most frugal layout of a training step, with a proof.",
+    ),
     "serve": CommandSource(
         "hespas.cli.serve",
         "serve",
@@ -85,7 +90,7 @@ COMMANDS = {
 
 app = program(
     "hespas",
-    "View, estimate, simulate, analyze, capture, generate and serve workloads. "
+    "View, estimate, simulate, analyze, capture, generate, plan and serve workloads. "
     "See also hespas-convert and hespas-validate.",
     COMMANDS,
     {"convert": "hespas-convert"}

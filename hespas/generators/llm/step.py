@@ -27,7 +27,7 @@ from hespas.generators.llm.activations import (
 from hespas.generators.llm.flops import hardware_flops, model_flops
 from hespas.generators.llm.kernels import KernelWriter, TensorSpec, Value
 from hespas.generators.llm.layers import ModelEnds, backward_layer, forward_layer
-from hespas.generators.llm.layout import Layout, check_layout, layers_of_stages, micro_batches
+from hespas.generators.llm.layout import Layout, RankGroups, check_layout, layers_of_stages, micro_batches
 from hespas.generators.llm.memory import memory_of
 from hespas.generators.llm.model import Layer, Model, model_parameters
 from hespas.generators.llm.rank import ModelRank
@@ -42,11 +42,14 @@ __all__ = [
     "Board",
     "LlmStep",
     "StagePasses",
+    "WeightShare",
+    "frees_weights",
     "ordered_passes",
     "stage_graph",
     "stage_passes",
     "training_facts",
     "training_workload",
+    "weight_shares",
 ]
 
 
@@ -106,7 +109,7 @@ def ordered_passes(
     return assemble_step(passes.graph, passes.parts, sequence, trips=trips, tag_period=2 * layout.vp)
 
 
-class _WeightShare(NamedTuple):
+class WeightShare(NamedTuple):
     """Weights that several ranks hold. Each group in ``shards`` holds one copy, divided over its ranks. The
     ranks of a group in ``copies`` hold the same shard.
     """
@@ -116,6 +119,33 @@ class _WeightShare(NamedTuple):
     frozen: int
     shards: StridedGroups
     copies: StridedGroups
+
+
+def frees_weights(layout: Layout, training: Training) -> bool:
+    """Return True if weights are gathered for each micro-batch and freed afterwards, as in FSDP.
+
+    With ZeRO-3 they are gathered for the forward pass and again for the backward pass. With ZeRO-2, FSDP
+    holds them until the backward pass, and Megatron-Core never frees them.
+    """
+    return layout.zero == 3 or (layout.zero == 2 and training.style != "megatron")
+
+
+def weight_shares(layout: Layout, groups: RankGroups, weights: RankWeights) -> Iterator[WeightShare]:
+    """Yield dense weights and expert weights with the groups of ranks that hold them, if there are several
+    ranks. Without a sharded optimizer each rank holds a whole copy.
+    """
+    if layout.zero:
+        dense_groups = groups.shards, groups.copies
+        expert_groups = groups.expert_shards, groups.expert_copies
+    else:
+        single = StridedGroups.from_mesh([layout.ranks, 1], [1])
+        dense_groups, expert_groups = (single, groups.data), (single, groups.expert_data)
+    for share in (
+        WeightShare("", weights.dense, weights.frozen, *dense_groups),
+        WeightShare(".experts", weights.experts, weights.frozen_experts, *expert_groups),
+    ):
+        if (share.trained or share.frozen) and share.shards.group_size * share.copies.group_size > 1:
+            yield share
 
 
 @dataclass
@@ -147,17 +177,8 @@ class _StageWriter:
     def has_variants(self) -> bool:
         """True if the first forward and the last backward pass of a step have additional communication."""
         overlap = self.training.overlap
-        gathers = self.layout.zero in {1, 2} and not self.frees_weights and overlap.parameters
+        gathers = self.layout.zero in {1, 2} and not frees_weights(self.layout, self.training) and overlap.parameters
         return gathers or (self.layout.zero < 2 and overlap.gradients)
-
-    @property
-    def frees_weights(self) -> bool:
-        """True if weights are gathered for each micro-batch and freed afterwards, as in FSDP.
-
-        With ZeRO-3 they are gathered for the forward pass and again for the backward pass. With ZeRO-2, FSDP
-        holds them until the backward pass, and Megatron-Core never frees them.
-        """
-        return self.layout.zero == 3 or (self.layout.zero == 2 and self.training.style != "megatron")
 
     @cached_property
     def rank(self) -> ModelRank:
@@ -219,7 +240,7 @@ class _StageWriter:
     def _gather(self, k: KernelWriter, weights: RankWeights, ahead: int) -> list[int]:
         nodes: list[int] = []
         for share in self._shares(weights):
-            elements = share.trained + (share.frozen if self.frees_weights else 0)
+            elements = share.trained + (share.frozen if frees_weights(self.layout, self.training) else 0)
             if not elements or share.shards.group_size == 1:
                 continue
             nodes.append(
@@ -236,25 +257,10 @@ class _StageWriter:
             k.part.begins += nodes
         return nodes
 
-    def _shares(self, weights: RankWeights) -> Iterator[_WeightShare]:
-        """Yield the dense weights and the expert weights of the stage with the groups of ranks that hold
-        them, if there are several ranks. Without a sharded optimizer each rank holds a whole copy.
-        """
-        groups = self.rank.groups
-        if self.layout.zero:
-            dense_groups = groups.shards, groups.copies
-            expert_groups = groups.expert_shards, groups.expert_copies
-        else:
-            single = StridedGroups.from_mesh([self.layout.ranks, 1], [1])
-            dense_groups, expert_groups = (single, groups.data), (single, groups.expert_data)
-        for share in (
-            _WeightShare("", weights.dense, weights.frozen, *dense_groups),
-            _WeightShare(".experts", weights.experts, weights.frozen_experts, *expert_groups),
-        ):
-            if (share.trained or share.frozen) and share.shards.group_size * share.copies.group_size > 1:
-                yield share
+    def _shares(self, weights: RankWeights) -> Iterator[WeightShare]:
+        return weight_shares(self.layout, self.rank.groups, weights)
 
-    def _reducible(self, weights: RankWeights) -> list[_WeightShare]:
+    def _reducible(self, weights: RankWeights) -> list[WeightShare]:
         """Return the weights of :meth:`_shares` that have gradients."""
         return [share for share in self._shares(weights) if share.trained]
 
@@ -333,8 +339,8 @@ class _StageWriter:
         chunk = k.part.chunk
         numbers = self.chunks[chunk]
         once = self.layout.zero in {1, 2} and first and self.training.overlap.parameters
-        gathers = self.frees_weights or once
-        if self.frees_weights and self._has_rest(chunk):
+        gathers = frees_weights(self.layout, self.training) or once
+        if frees_weights(self.layout, self.training) and self._has_rest(chunk):
             k.module = "ends"
             k.follow = self._gather(k, self.rest, -1)
         x: Value = self.ends.embed(k) if self._is_first(chunk) else self._receive(k, backward=False)
@@ -481,7 +487,7 @@ class _StageWriter:
             each rank holds all weights. Layers whose weights are gathered shortly before their use are left
             out.
             """
-            if self.frees_weights or not self.layout.zero or isinstance(updated, str):
+            if frees_weights(self.layout, self.training) or not self.layout.zero or isinstance(updated, str):
                 return
             if not self.training.overlap.parameters:
                 for numbers in self.chunks:
