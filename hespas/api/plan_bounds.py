@@ -50,16 +50,15 @@ _MOST_UNROLLED = 200_000
 
 
 class PassTimes(NamedTuple):
-    """Times of a layer in one direction, or of an end of the model: from its start to the start of the next
-    layer (``span_ns``), kernels alone (``busy_ns``), and the number of launches.
+    """Times of a layer in one direction, or of an end of the model: from the end of the layer before to its own
+    end (``span_ns``), kernels alone (``busy_ns``), gradients of weights alone (``weights_ns``), and the number
+    of launches.
     """
 
     span_ns: float
     busy_ns: float
+    weights_ns: float
     launches: int
-
-
-_NO_TIMES = PassTimes(0.0, 0.0, 0)
 
 
 @dataclass(frozen=True)
@@ -99,10 +98,13 @@ class LayerTimes:
         # A part ends with its last kernel: recomputed kernels may start while the part before communicates.
         over: dict[tuple[str, str], float] = {}
         busy: dict[tuple[str, str], float] = {}
+        weights: dict[tuple[str, str], float] = {}
         for name, end, duration in zip(names, ends, durations, strict=True):
             key = _part_of(name)
             over[key] = max(over.get(key, end), end)
             busy[key] = busy.get(key, 0.0) + duration
+            if name.endswith("wgrad"):
+                weights[key] = weights.get(key, 0.0) + duration
         counts: dict[tuple[str, str], int] = {}
         launched = (graph.kind != int(NodeKind.RECV)) & (graph.resource != int(Resource.HOST))
         for row in graph.framework_id[launched].tolist():
@@ -113,7 +115,7 @@ class LayerTimes:
 
         def times(key: tuple[str, str]) -> PassTimes:
             span_ns = over.get(key, 0.0) - before.get(key, 0.0)
-            return PassTimes(span_ns, busy.get(key, 0.0), counts.get(key, 0))
+            return PassTimes(span_ns, busy.get(key, 0.0), weights.get(key, 0.0), counts.get(key, 0))
 
         middle = {kind: str(_REPEATS * index + 1) for index, kind in enumerate(kinds)}
         last = str(len(layers) - 1)
@@ -122,14 +124,15 @@ class LayerTimes:
         head = PassTimes(
             max((over[key] for key in inside), default=passed) - passed,
             sum(busy[key] for key in inside),
+            sum(weights.get(key, 0.0) for key in inside),
             sum(counts.get(key, 0) for key in inside),
         )
-        back = "backward", "embedding"
+        embedding = times(("backward", "embedding"))
         return cls(
             forward={kind: times(("forward", number)) for kind, number in middle.items()},
             backward={kind: times(("backward", number)) for kind, number in middle.items()},
             embedding=times(("forward", "embedding")),
-            embedding_backward=PassTimes(busy.get(back, 0.0), busy.get(back, 0.0), counts.get(back, 0)),
+            embedding_backward=embedding._replace(span_ns=embedding.busy_ns),
             head=head,
         )
 
@@ -229,17 +232,19 @@ class _StageSums(NamedTuple):
     """Sums over the layers of each pipeline stage [ns], in lists with one entry per stage.
 
     ``fill`` and ``drain`` are the times that the first forward pass and the last backward pass spend on the
-    stages before. ``first_forward`` and ``last_backward`` are the passes of the first chunk, ``span`` and
+    stages before, ``drained_weights`` the gradients of weights in the latter. ``first_forward`` and ``last_backward`` are the passes of the first chunk, ``span`` and
     ``busy`` the passes of a micro-batch in both directions, and the kernels in them.
     """
 
     fill: list[float]
     drain: list[float]
+    drained_weights: list[float]
     first_forward: list[float]
     last_backward: list[float]
     forward: list[float]
     span: list[float]
     busy: list[float]
+    weights: list[float]
     launches: list[int]
     embedding: list[float]
     head: float
@@ -384,8 +389,14 @@ class LayoutBounds:
                 gather.append(())
         return _Communication(tuple(reduce), tuple(gather))
 
-    def bound(self, candidate: Candidate) -> Bound:
-        """Return the bounds of a registered layout."""
+    def bound(self, candidate: Candidate, *, recomputes: bool = True) -> Bound:
+        """Return the bounds of a registered layout; without ``recomputes``, of the layout that recomputes
+        nothing, which is not slower.
+        """
+        if not recomputes:
+            offloaded = candidate.training.recompute.offloaded
+            plain = replace(candidate.training, recompute=Recompute(offloaded=offloaded))
+            candidate = candidate._replace(training=plain)
         layout, training = candidate.layout, candidate.training
         count = micro_batches(layout, training)
         sums, reductions = self._stage_sums(candidate), self._stage_reductions(candidate)
@@ -431,7 +442,11 @@ class LayoutBounds:
             if zero < 2 and not overlap.gradients:
                 reduced_ns = times.reduce
             chains = [base_ns + reduced_ns + times.end, streamed_ns + times.end]
-            if not splits:
+            if splits:
+                # Gradients of weights may run while the pipeline drains, except those of the last micro-batch.
+                drain_ns = sums.drain[stage] - sums.drained_weights[stage]
+                chains.append(base_ns - count * sums.weights[stage] + drain_ns + sums.weights[0] + last_ns)
+            else:
                 chains.append(base_ns + sums.drain[stage] + last_ns)
                 late_ns = times.last_chunk - sums.last_backward[stage]
                 chains.append(base_ns + late_ns + times.end)
@@ -504,11 +519,15 @@ class LayoutBounds:
         self._sums[key] = _StageSums(
             fill=[0.0, *accumulate(time_ns + message_ns for time_ns in first[:-1])],
             drain=[0.0, *accumulate(time_ns + message_ns for time_ns in waited[:-1])],
+            drained_weights=[
+                0.0, *accumulate(sum(one.weights_ns for one in stage[0]) for stage in backward[:-1])
+            ],
             first_forward=first,
             last_backward=last,
             forward=[sum(map(spans, stage)) for stage in forward],
             span=[spans(passes) for passes in both],
             busy=[sum(one.busy_ns for one in passes) for passes in both],
+            weights=[sum(one.weights_ns for one in passes) for passes in both],
             launches=[sum(one.launches for one in passes) for passes in both],
             embedding=[times.embedding.span_ns, *[0.0] * (layout.pp - 1)],
             head=times.head.span_ns,

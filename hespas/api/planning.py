@@ -341,6 +341,27 @@ def _sources(machines: Sequence[_Machine], *, priced: bool) -> tuple[str, ...]:
     return tuple(texts)
 
 
+class _Space(NamedTuple):
+    """Layouts of one machine, with their simulator and bounds."""
+
+    machine: _Machine
+    candidates: Sequence[Candidate]
+    job: StepJob
+    bounds: LayoutBounds
+
+
+class _Entry(NamedTuple):
+    """Layout in the queue: its bound of the objective and of the price, the numbers of its space and of the
+    layout in it, and whether the bound omits recomputation.
+    """
+
+    value: float
+    number: int
+    index: int
+    price: float
+    is_rough: bool
+
+
 @dataclass
 class _Search:
     """Best-first search over the layouts of all machines."""
@@ -360,81 +381,88 @@ class _Search:
 
     def run(self) -> tuple[tuple[PlanRow, ...], PlanProof]:
         """Return the simulated layouts, the best first, and the proof."""
-        queue: list[tuple[float, int, int]] = []
-        spaces: list[list[Candidate]] = []
-        jobs: list[StepJob] = []
-        dear = 0
+        queue: list[_Entry] = []
+        spaces: list[_Space] = []
         for number, machine in enumerate(self.machines):
-            candidates = self._space(machine)
+            candidates = self._candidates(machine)
             hidden = Diagnostics()  # every layout would repeat the same messages
             job = StepJob(machine.hardware, STEP_ESTIMATOR, None, "warn", hidden, None, machine.system)
-            bounds = LayoutBounds(job, self.step, machine.devices, machine.device)
+            space = _Space(
+                machine, candidates, job, LayoutBounds(job, self.step, machine.devices, machine.device)
+            )
             for candidate in candidates:
-                bounds.register(candidate)
-            for index, candidate in enumerate(candidates):
+                space.bounds.register(candidate)
+            for index in range(len(candidates)):
                 if self.progress and index % 256 == 0:
                     self.progress(index, len(candidates))
-                bound = bounds.bound(candidate)
-                if self._price(machine, bound.step_ns) > (inf if self.max_price is None else self.max_price):
-                    dear += 1
-                    continue
-                work_ns = 0.0, bound.busy_ns, max(bound.step_ns - bound.busy_ns, 0.0)
-                queue.append((self._value(machine, bound.step_ns, work_ns), number, index))
-            spaces.append(candidates)
-            jobs.append(job)
-        total = sum(map(len, spaces))
-        if not total:
+                queue.append(self._entry(space, number, index, is_rough=True))
+            spaces.append(space)
+        if not queue:
             raise UsageError(
                 f"no layout of {self.step.name} is valid in this space",
                 hint="leave out an option of the search space, or change `devices` or `global_batch`",
             )
         heapify(queue)
-        return self._simulate(queue, spaces, jobs, dear, total)
+        return self._simulate(queue, spaces)
+
+    def _entry(self, space: _Space, number: int, index: int, *, is_rough: bool) -> _Entry:
+        """Return a layout with its bound. A rough bound does not include recomputation."""
+        machine, candidate = space.machine, space.candidates[index]
+        bound = space.bounds.bound(candidate, recomputes=not is_rough)
+        work_ns = 0.0, bound.busy_ns, max(bound.step_ns - bound.busy_ns, 0.0)
+        value = self._value(machine, bound.step_ns, work_ns)
+        is_rough &= bool(candidate.training.recompute.modules)
+        return _Entry(value, number, index, self._price(machine, bound.step_ns), is_rough)
 
     def _simulate(
-        self,
-        queue: list[tuple[float, int, int]],
-        spaces: Sequence[Sequence[Candidate]],
-        jobs: Sequence[StepJob],
-        dear: int,
-        total: int,
+        self, queue: list[_Entry], spaces: Sequence[_Space]
     ) -> tuple[tuple[PlanRow, ...], PlanProof]:
         """Simulate layouts in the order of their bounds until the best one is proven and ``top`` are known."""
-        beyond = simulated = 0
+        total, beyond, dear, simulated = len(queue), 0, 0, 0
         left = self.top * _MOST_MORE
         proven: PlanProof | None = None
+        most = inf if self.max_price is None else self.max_price
         while queue:
-            value, number, index = heappop(queue)
+            entry = heappop(queue)
             limit = min(self.values, default=inf) / (1.0 + self.margin)
-            if value > limit:
+            if entry.value > limit:
                 if proven is None:
                     proven = PlanProof(total, beyond, dear, len(queue) + 1, simulated, limit)
                 left -= 1
                 if len(self.rows) >= self.top or left < 0:
                     break
-            machine, candidate = self.machines[number], spaces[number][index]
+            if entry.price > most:
+                dear += 1
+                continue
+            space = spaces[entry.number]
+            candidate = space.candidates[entry.index]
+            if entry.is_rough:
+                heappush(queue, self._entry(space, entry.number, entry.index, is_rough=False))
+                continue
             step = replace(self.step, layout=candidate.layout, training=candidate.training)
             account = step.account()
-            capacity = machine.device.main_memory.capacity_bytes
+            capacity = space.machine.device.main_memory.capacity_bytes
             if 0 <= capacity < account.peak_memory_bytes:
                 beyond += 1
                 continue
             if self.progress:
                 self.progress(simulated, simulated + 1)
-            done = jobs[number].run(step.workload(), None)
+            done = space.job.run(step.workload(), None)
             simulated += 1
-            row = self._row(machine, candidate, done, account)
-            if self.max_price is not None and row.price_per_million_tokens > self.max_price:
+            row = self._row(space.machine, candidate, done, account)
+            if row.price_per_million_tokens > most:
                 dear += 1
                 continue
             self.rows.append(row)
             self.values.append(self._own_value(row))
         best = min(self.values, default=inf)
         proof = proven or PlanProof(total, beyond, dear, 0, simulated, best / (1.0 + self.margin))
-        order = np.argsort(self.values, kind="stable").tolist()
-        return tuple(self.rows[position] for position in order), proof
+        order = sorted(
+            range(len(self.rows)), key=lambda row: (self.values[row], self.rows[row].peak_memory_bytes)
+        )
+        return tuple(self.rows[row] for row in order), proof
 
-    def _space(self, machine: _Machine) -> list[Candidate]:
+    def _candidates(self, machine: _Machine) -> list[Candidate]:
         inner = machine.system.dimensions[0].size if machine.system and machine.system.dimensions else 8
         space = LayoutSpace(
             model=self.step.model,
