@@ -273,7 +273,7 @@ def llm_step(
     training = Training(
         seq=seq, global_batch=global_batch or dp * micro_batch, micro_batch=micro_batch,
         precision=numbers, recompute=recomputed, optimizer_offload=optimizer_offload, schedule=schedule,
-        style=framework, overlap=overlap_of(overlap, chosen, layout, lora_rank), lora_rank=lora_rank,
+        style=framework, overlap=_overlap_of(overlap, chosen, layout, lora_rank), lora_rank=lora_rank,
         capacity=capacity, imbalance=imbalance, launch=launch,
     )  # fmt: skip
     for setting, reason in _settings_without_effect(layout, training, zero=zero, overlap=overlap):
@@ -362,7 +362,7 @@ def _warn_no_effect(diagnostics: Diagnostics | None, setting: str, reason: str) 
         diagnostics.warning("generate.no-effect", f"`{setting}`", f"has no effect: {reason}")
 
 
-def overlap_of(text: str, model: Model, layout: Layout, lora_rank: int) -> Overlap:
+def _overlap_of(text: str, model: Model, layout: Layout, lora_rank: int) -> Overlap:
     """Parse ``overlap``. ``all`` selects every overlap that the model and its layout can have."""
     from hespas.generators.llm import Overlap
     from hespas.generators.llm.layout import possible_overlap

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -26,10 +26,10 @@ from hespas.estimators.configuration import beside_share, host_issue_ns
 from hespas.generators.llm.kernels import KernelWriter, TensorSpec
 from hespas.generators.llm.layers import ModelEnds
 from hespas.generators.llm.layout import Layout, layers_of_stages, micro_batches
-from hespas.generators.llm.model import Experts, Layer, Model
+from hespas.generators.llm.model import Experts, Layer
 from hespas.generators.llm.rank import ModelRank
 from hespas.generators.llm.schedule import PassTemplate
-from hespas.generators.llm.settings import Overlap, Recompute, Training
+from hespas.generators.llm.settings import Recompute
 from hespas.generators.llm.space import Candidate
 from hespas.generators.llm.step import LlmStep, frees_weights, training_facts, weight_shares
 from hespas.generators.llm.weights import RankWeights, weights_of_layer, weights_of_rest
@@ -50,9 +50,9 @@ _MOST_UNROLLED = 200_000
 
 
 class PassTimes(NamedTuple):
-    """Times of a layer in one direction, or of an end of the model: from the end of the layer before to its own
-    end (``span_ns``), kernels alone (``busy_ns``), gradients of weights alone (``weights_ns``), and the number
-    of launches.
+    """Times of a layer in one direction, or of an end of the model: from the end of the layer before to its
+    own end (``span_ns``), kernels alone (``busy_ns``), gradients of weights alone (``weights_ns``), and the
+    number of launches.
     """
 
     span_ns: float
@@ -111,7 +111,7 @@ class LayerTimes:
             key = _part_of(graph.strings[int(row)])
             counts[key] = counts.get(key, 0) + 1
         order = sorted(over, key=lambda key: over[key])
-        before = {key: over[previous] for previous, key in zip(order, order[1:], strict=False)}
+        before = {key: over[previous] for previous, key in pairwise(order)}
 
         def times(key: tuple[str, str]) -> PassTimes:
             span_ns = over.get(key, 0.0) - before.get(key, 0.0)
@@ -232,14 +232,14 @@ class _StageSums(NamedTuple):
     """Sums over the layers of each pipeline stage [ns], in lists with one entry per stage.
 
     ``fill`` and ``drain`` are the times that the first forward pass and the last backward pass spend on the
-    stages before, ``drained_weights`` the gradients of weights in the latter. ``first_forward`` and ``last_backward`` are the passes of the first chunk, ``span`` and
-    ``busy`` the passes of a micro-batch in both directions, and the kernels in them.
+    stages before, ``drained_weights`` the gradients of weights in the latter. ``last_backward`` is the
+    backward pass of the first chunk. ``forward`` and ``span`` are the passes of a micro-batch, forward and in
+    both directions; ``busy``, ``weights`` and ``launches`` are of the kernels in the latter.
     """
 
     fill: list[float]
     drain: list[float]
     drained_weights: list[float]
-    first_forward: list[float]
     last_backward: list[float]
     forward: list[float]
     span: list[float]
@@ -348,9 +348,7 @@ class LayoutBounds:
         return [(True, True)] if layout.pp == 1 else [(True, False), (False, True)]
 
     def _rest(self, candidate: Candidate, first: bool, last: bool) -> RankWeights:
-        return weights_of_rest(
-            self.step.model, candidate.layout, candidate.training, first=first, last=last
-        )
+        return weights_of_rest(self.step.model, candidate.layout, candidate.training, first=first, last=last)
 
     def _weights(self, candidate: Candidate, stage: int) -> RankWeights:
         """Return the weights of a stage."""
@@ -443,7 +441,7 @@ class LayoutBounds:
                 reduced_ns = times.reduce
             chains = [base_ns + reduced_ns + times.end, streamed_ns + times.end]
             if splits:
-                # Gradients of weights may run while the pipeline drains, except those of the last micro-batch.
+                # While the pipeline drains, the stage may compute gradients of weights.
                 drain_ns = sums.drain[stage] - sums.drained_weights[stage]
                 chains.append(base_ns - count * sums.weights[stage] + drain_ns + sums.weights[0] + last_ns)
             else:
@@ -462,7 +460,9 @@ class LayoutBounds:
     def _layer_times(self, candidate: Candidate, *, recomputes: bool = True) -> LayerTimes:
         layout, training = candidate.layout, candidate.training
         recompute = training.recompute
-        if not recomputes or recompute.layers >= 0 or recompute.every != 1:  # of some layers: none in the bound
+        if (
+            not recomputes or recompute.layers >= 0 or recompute.every != 1
+        ):  # of some layers: none in the bound
             recompute = Recompute(offloaded=recompute.offloaded)
         key = layout.tp, layout.cp, layout.ep, layout.etp, training.micro_batch, recompute
         if key not in self._layers:
@@ -520,9 +520,9 @@ class LayoutBounds:
             fill=[0.0, *accumulate(time_ns + message_ns for time_ns in first[:-1])],
             drain=[0.0, *accumulate(time_ns + message_ns for time_ns in waited[:-1])],
             drained_weights=[
-                0.0, *accumulate(sum(one.weights_ns for one in stage[0]) for stage in backward[:-1])
+                0.0,
+                *accumulate(sum(one.weights_ns for one in stage[0]) for stage in backward[:-1]),
             ],
-            first_forward=first,
             last_backward=last,
             forward=[sum(map(spans, stage)) for stage in forward],
             span=[spans(passes) for passes in both],

@@ -20,14 +20,15 @@ from hespas.report.texts import count_text, counted, time_text
 
 __all__ = ["PlanDocument", "PlanProof", "PlanResult", "PlanRow"]
 
-_RECOMPUTED = 0.02
+_RECOMPUTED = 0.002
 """Difference of FLOPs, relative to those of the model, that counts as recomputation."""
 
 
 class PlanRow(msgspec.Struct, frozen=True, kw_only=True):
     """Simulated layout. ``compute_ns``, ``exposed_comm_ns`` and ``bubble_ns`` (waits for other stages and for
     the host) are means over all ranks; their sum is ``step_ns``. ``hardware_flops_ratio`` is the ratio of all
-    FLOPs to those of the model. ``energy_j`` is of all devices in a step.
+    FLOPs to those of the model. ``is_lower_bound``: the step has operations of unknown time, such as an
+    optimizer on the host. ``energy_j`` is of all devices in a step.
     """
 
     settings: dict[str, int | str]
@@ -44,6 +45,7 @@ class PlanRow(msgspec.Struct, frozen=True, kw_only=True):
     exposed_comm_ns: Figure
     bubble_ns: Figure
     hardware_flops_ratio: Figure
+    is_lower_bound: bool = False
     price_per_million_tokens: Figure = nan
     energy_j: Figure = nan
     energy_low_j: Figure = nan
@@ -78,7 +80,9 @@ class PlanDocument(Document, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class PlanResult(Result):
-    """Layouts of a training step, the best first. ``axes`` are the settings in which they differ."""
+    """Simulated layouts of a training step, the best first, and the account of the search. ``sources`` has
+    one sentence about each price and power.
+    """
 
     page_title: ClassVar[str] = "Layouts of a training step"
 
@@ -87,10 +91,8 @@ class PlanResult(Result):
     margin: float
     rows: tuple[PlanRow, ...]
     proof: PlanProof
-    axes: tuple[str, ...]
     currency: str = ""
     sources: tuple[str, ...] = ()
-    common: Mapping[str, int | str] = field(default_factory=dict[str, "int | str"])
     diagnostics: Diagnostics = field(default_factory=Diagnostics)
 
     @property
@@ -103,7 +105,7 @@ class PlanResult(Result):
         best = self.best
         if best is None:
             return f"{self.model}: none of {counted(self.proof.layouts, 'layout')} fits"
-        step = time_text(best.step_ns)
+        step = f"{'at least ' if best.is_lower_bound else ''}{time_text(best.step_ns)}"
         if self.objective != "time":
             step = f"{_value_text(self._value(best), self.objective, self.currency)}, {step}"
         return f"{self.model} on {best.devices:,} {best.hardware}: {step} with {self.layout_text(best)}"
@@ -143,7 +145,11 @@ class PlanResult(Result):
         best = self.best
         if best is None or row is best:
             return ""
-        if (row.hardware, row.devices, row.link_bandwidth) != (best.hardware, best.devices, best.link_bandwidth):
+        if (row.hardware, row.devices, row.link_bandwidth) != (
+            best.hardware,
+            best.devices,
+            best.link_bandwidth,
+        ):
             return "another cluster"
         parts = {
             "bubble": row.bubble_ns - best.bubble_ns,
@@ -178,7 +184,10 @@ class PlanResult(Result):
         """Return one row per simulated layout: its settings and figures, and why it loses."""
         price = f"{self.currency} per million tokens"
         header = (
-            *(Column(name, name.replace("_", " "), "number" if _is_number(name) else "text") for name in AXES),
+            *(
+                Column(name, name.replace("_", " "), "number" if _is_number(name) else "text")
+                for name in AXES
+            ),
             Column("hardware"),
             Column("devices", kind="count"),
             Column("link_bandwidth", kind="number"),
@@ -188,6 +197,7 @@ class PlanResult(Result):
             column_of("peak_memory_bytes"),
             *(column_of(f"{part}_ns") for part in ("compute", "exposed_comm", "bubble")),
             Column("hardware_flops_ratio", kind="number"),
+            Column("is_lower_bound", kind="flag"),
             Column("price_per_million_tokens", price, "number", write="{:,.4g}".format),
             *(Column(f"energy{part}_j", f"energy{part} J", "number") for part in ("", "_low", "_high")),
             Column("loses_by", "loses by"),
@@ -234,7 +244,9 @@ class PlanResult(Result):
 
     def _heat_map(self, down: str, across: str) -> HeatMap:
         labels = {
-            name: sorted({row.settings[name] for row in self.rows}, key=lambda value: (str(type(value)), value))
+            name: sorted(
+                {row.settings[name] for row in self.rows}, key=lambda value: (str(type(value)), value)
+            )
             for name in (down, across)
         }
         values = np.full((len(labels[down]), len(labels[across])), nan)
@@ -273,7 +285,9 @@ class PlanResult(Result):
             title=f"Step over the {what}",
             table="layouts",
             note=f"Line: Pareto frontier. No layout with as much or less {what} has a shorter step.",
-            x=Axis(f"{self.currency} per million tokens" if priced else what, "number" if priced else "bytes"),
+            x=Axis(
+                f"{self.currency} per million tokens" if priced else what, "number" if priced else "bytes"
+            ),
             y=Axis("step", "time"),
             series=[
                 Series(

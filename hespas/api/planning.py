@@ -1,11 +1,11 @@
-"""Search for the fastest, cheapest or most frugal layout of a training step: bounds first, then the engine."""
+"""Search for the best layout of a training step: bounds of all layouts first, then the engine for some."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from heapq import heapify, heappop, heappush
-from math import inf, isfinite, isnan, nan
+from math import inf, isnan
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
@@ -15,16 +15,18 @@ import numpy as np
 from hespas.api.arguments import checked, hardware_option
 from hespas.api.generators import llm_step
 from hespas.api.grid_rows import with_scaled_links
+from hespas.api.io import opened_program
 from hespas.api.lowering import STEP_ESTIMATOR
 from hespas.api.plan_bounds import LayoutBounds
 from hespas.api.plan_result import PlanProof, PlanResult, PlanRow
 from hespas.api.simulation_job import StepJob
 from hespas.api.systems import sized_for
+from hespas.generators.llm.model_file import named_model
 from hespas.generators.llm.settings import Style
 from hespas.generators.llm.space import AXES, Candidate, LayoutSpace
-from hespas.graph import Diagnostics, OpClass
-from hespas.graph.errors import UsageError
-from hespas.graph.hints import DEVICE, AtLeast, AtMost, Option, PositiveInt
+from hespas.graph import Diagnostics, OpClass, Workload, step_facts
+from hespas.graph.errors import UnsupportedError, UsageError, clipped
+from hespas.graph.hints import DEVICE, AtLeast, AtMost, NonNegativeInt, Option, PositiveInt
 from hespas.graph.progress import Progress
 from hespas.graph.workload import Launch
 from hespas.hardware import Device, System, load_device
@@ -66,8 +68,8 @@ def _factors(text: str) -> tuple[float, ...]:
 
 
 def _words(text: str) -> tuple[str, ...]:
-    """Parse a list of words, in which ``none`` of offloads is the empty text."""
-    return tuple(part.strip() for part in str(text).split(";"))
+    """Parse a list of values: ``none,mlp+core_attn`` has two, the second with two modules."""
+    return tuple(part.strip().replace("+", ",") for part in str(text).split(","))
 
 
 def _axis(help_text: str) -> Option:
@@ -79,8 +81,26 @@ def _axis(help_text: str) -> Option:
 _Numbers = int | Sequence[int] | None
 _Words = str | Sequence[str] | None
 _Model = Annotated[
-    str, Option("Built-in model or model file.", metavar="MODEL|FILE.toml", completes="models", is_argument=True, access="reads")
-]  # fmt: skip
+    str,
+    Option(
+        "Built-in model or model file.",
+        metavar="MODEL|FILE.toml",
+        completes="models",
+        is_argument=True,
+        access="reads",
+        is_required=False,
+    ),
+]
+_From = Annotated[
+    str | Path | Workload | None,
+    Option(
+        "Take the model, the number format and the tokens per step from a generated workload or its traces.",
+        flag="from",
+        metavar="SRC",
+        panel=_STEP,
+        access="reads",
+    ),
+]
 _Devices = Annotated[
     int | Sequence[int],
     Option("Use N devices; a list compares cluster sizes.", metavar="N[,N...]", panel=DEVICE, parse=_numbers),
@@ -110,10 +130,14 @@ _Links = Annotated[
     ),
 ]
 _Seq = Annotated[PositiveInt, Option("Set the sequence length in tokens.", metavar="TOKENS", panel=_STEP)]
-_GlobalBatch = Annotated[PositiveInt, Option("Set sequences per step.", metavar="N", panel=_STEP)]
+_GlobalBatch = Annotated[
+    NonNegativeInt, Option("Set sequences per step (0: as in `source`).", metavar="N", panel=_STEP)
+]
 _Precision = Annotated[
     str,
-    Option("Set the precision: bf16, fp16, f32, tf32, fp8-*, mxfp8, nvfp4, int8.", metavar="NAME", panel=_STEP),
+    Option(
+        "Set the precision: bf16, fp16, f32, tf32, fp8-*, mxfp8, nvfp4, int8.", metavar="NAME", panel=_STEP
+    ),
 ]
 _Framework = Annotated[Style, Option("Model the kernels of this framework.", panel=_STEP)]
 _Launch = Annotated[
@@ -134,31 +158,31 @@ _Imbalance = Annotated[
 _Recompute = Annotated[
     _Words,
     Option(
-        "Search these recomputations, separated by semicolons: none, selective, full or modules.",
+        "Search these recomputations: none, selective, full, or modules joined by +.",
         metavar="LIST",
         panel=_SPACE,
         parse=_words,
-        default_text="none;selective;full",
+        default_text="none,selective,full",
     ),
 ]
 _Schedule = Annotated[
     _Words,
     Option(
-        "Search these pipeline schedules, separated by semicolons: gpipe, 1f1b, zero-bubble.",
+        "Search these pipeline schedules: gpipe, 1f1b, zero-bubble.",
         metavar="LIST",
         panel=_SPACE,
         parse=_words,
-        default_text="1f1b;zero-bubble",
+        default_text="1f1b,zero-bubble",
     ),
 ]
 _Offload = Annotated[
     _Words,
     Option(
-        "Search these offloads to the host, separated by semicolons: none, optimizer or modules.",
+        "Search these offloads to the host: none, optimizer, or modules joined by +.",
         metavar="LIST",
         panel=_SPACE,
         parse=_words,
-        default_text="none;optimizer",
+        default_text="none",
     ),
 ]
 _Objective = Annotated[
@@ -182,23 +206,29 @@ _Margin = Annotated[
     float,
     AtLeast(0),
     AtMost(1),
-    Option("Prove that no layout is better than the result by more than this share.", metavar="X", panel=_SEARCH),
+    Option(
+        "Prove that no layout is better than the result by more than this share.", metavar="X", panel=_SEARCH
+    ),
 ]
 _Top = Annotated[
-    int, AtLeast(1), AtMost(1000), Option("Print the N best of the simulated layouts.", metavar="N", panel=_SEARCH)
+    int,
+    AtLeast(1),
+    AtMost(1000),
+    Option("Print the N best of the simulated layouts.", metavar="N", panel=_SEARCH),
 ]
 
 
 @checked(System="hespas.hardware:System")
 def plan(
-    model: _Model,
+    model: _Model = "",
     *,
+    source: _From = None,
     devices: _Devices,
     hardware: _Hardware = None,
     system: _System = None,
     link_bandwidth: _Links = 1.0,
     seq: _Seq = 4096,
-    global_batch: _GlobalBatch,
+    global_batch: _GlobalBatch = 0,
     precision: _Precision = "bf16",
     framework: _Framework = "megatron",
     launch: _Launch = "kernels",
@@ -225,28 +255,42 @@ def plan(
     diagnostics: Diagnostics | None = None,
     progress: Progress | None = None,
 ) -> PlanResult:
-    """Return the best layouts of a training step, with a proof that no other layout of the space is better by
-    more than ``margin``.
+    """Return the best layouts of a training step, and prove that no layout of the space is better by more
+    than ``margin``.
 
-    Every layout gets a lower bound of its step time (:mod:`hespas.api.plan_bounds`). Layouts are simulated in
-    the order of their bounds, if they fit into the memory of the device, until the next bound exceeds the best
-    result. Times, intervals and memory are the figures of :func:`hespas.generate` with the same settings.
+    ``source`` replaces ``model``: a generated training step, of which the model and the tokens per step are
+    known. Every layout gets a lower bound (:mod:`hespas.api.plan_bounds`). Layouts are simulated in the order
+    of their bounds, if they fit into the memory of the device, until the next bound exceeds the best result.
+    Times, intervals and memory are the figures of :func:`hespas.generate` with the same settings.
 
-    Raises ``UsageError`` for unknown names, for an empty space, and for a price that the file does not state.
+    Raises ``UsageError`` for unknown names, for an empty space, and for a price that the file does not state,
+    and ``UnsupportedError`` for a ``source`` whose layout cannot be changed.
 
     Examples:
         >>> hespas.plan("llama-3-8b", devices=8, hardware="H100-SXM", global_batch=8, pp=1, cp=1, zero=1)
         <PlanResult: Llama-3-8B on 8 devices: 474.612 ms with tp 2, dp 4>
     """
+    from hespas.generators.llm import LlmStep
+
     given = dict(locals())
     sink = diagnostics if diagnostics is not None else Diagnostics()
     own_prices = Prices(rows={}) if prices is None else read_prices(Path(prices))
     if max_price is not None and prices is None:
         raise UsageError("`max_price` requires `prices`", hint="add `prices=FILE`")
+    if bool(model) == (source is not None):
+        raise UsageError(
+            "either a model or `source` is required", hint="name a model: hespas generate llm --list"
+        )
+    if source is not None:
+        _, workload = opened_program(source, None, None, sink)
+        model, global_batch = _recovered(workload, seq, global_batch)
+    if not global_batch:
+        raise UsageError("`global_batch` is required", hint="`global_batch=256`")
     step = llm_step(
         model, seq=seq, global_batch=global_batch, precision=precision, framework=framework, launch=launch,
         capacity=capacity, imbalance=imbalance, overlap=overlap,
     )  # fmt: skip
+    assert isinstance(step, LlmStep)
     axes: dict[str, Sequence[int | str]] = {}
     for name in AXES:
         values = given[name]
@@ -257,7 +301,7 @@ def plan(
         machines = _machines(
             given, own_prices, Path(folder), needs_price=objective == "price" or max_price is not None
         )
-        search = _Search(step, machines, axes, objective, margin, top, max_price, overlap, sink, progress)
+        search = _Search(step, machines, axes, objective, margin, top, max_price, progress)
         rows, proof = search.run()
     return PlanResult(
         model=step.name,
@@ -265,14 +309,39 @@ def plan(
         margin=margin,
         rows=rows,
         proof=proof,
-        axes=tuple(name for name in AXES if len({row.settings[name] for row in rows}) > 1) if rows else AXES,
         currency=own_prices.currency if prices is not None else "",
         sources=_sources(machines, priced=prices is not None),
-        common={
-            "seq": seq, "global_batch": global_batch, "precision": precision, "framework": framework,
-        },
         diagnostics=sink,
-    )  # fmt: skip
+    )
+
+
+def _recovered(workload: Workload, seq: int, global_batch: int) -> tuple[str, int]:
+    """Return the name of the model of a generated training step, and its sequences per step.
+
+    Raises ``UnsupportedError`` for a workload whose layout cannot be changed: a recording or a captured
+    program, and a generated step of a model that is not built in.
+    """
+    facts = step_facts(workload.metadata)
+    hint = "name the model instead: hespas plan MODEL; `hespas generate llm --list` lists the built-in ones"
+    if facts is None or facts.kind != "training":
+        raise UnsupportedError(
+            f"{workload.name or 'the workload'} does not state a training step of a language model: its "
+            "layers cannot be divided in another way",
+            hint=hint,
+        )
+    try:
+        named_model(workload.name)
+    except UsageError as error:
+        raise UnsupportedError(f"no built-in model is named {clipped(workload.name)!r}", hint=hint) from error
+    if global_batch:
+        return workload.name, global_batch
+    sequences, rest = divmod(facts.tokens, seq) if facts.tokens > 0 else (0.0, 1.0)
+    if rest or not sequences:
+        raise UsageError(
+            f"{facts.tokens:,.0f} tokens per step are not whole sequences of {seq:,} tokens",
+            hint="give `seq` and `global_batch` of the step",
+        )
+    return workload.name, int(sequences)
 
 
 class _Machine(NamedTuple):
@@ -356,8 +425,8 @@ class _Entry(NamedTuple):
     """
 
     value: float
-    number: int
-    index: int
+    space: int
+    layout: int
     price: float
     is_rough: bool
 
@@ -373,8 +442,6 @@ class _Search:
     margin: float
     top: int
     max_price: float | None
-    overlap: str
-    diagnostics: Diagnostics
     progress: Progress | None
     rows: list[PlanRow] = field(default_factory=list[PlanRow])
     values: list[float] = field(default_factory=list[float])
@@ -417,7 +484,7 @@ class _Search:
     def _simulate(
         self, queue: list[_Entry], spaces: Sequence[_Space]
     ) -> tuple[tuple[PlanRow, ...], PlanProof]:
-        """Simulate layouts in the order of their bounds until the best one is proven and ``top`` are known."""
+        """Simulate layouts in the order of their bounds until the best is proven and ``top`` are known."""
         total, beyond, dear, simulated = len(queue), 0, 0, 0
         left = self.top * _MOST_MORE
         proven: PlanProof | None = None
@@ -434,10 +501,10 @@ class _Search:
             if entry.price > most:
                 dear += 1
                 continue
-            space = spaces[entry.number]
-            candidate = space.candidates[entry.index]
+            space = spaces[entry.space]
+            candidate = space.candidates[entry.layout]
             if entry.is_rough:
-                heappush(queue, self._entry(space, entry.number, entry.index, is_rough=False))
+                heappush(queue, self._entry(space, entry.space, entry.layout, is_rough=False))
                 continue
             step = replace(self.step, layout=candidate.layout, training=candidate.training)
             account = step.account()
@@ -527,6 +594,7 @@ class _Search:
             compute_ns=compute_ns,
             exposed_comm_ns=exposed_ns,
             bubble_ns=idle_ns,
+            is_lower_bound=done.is_lower_bound,
             price_per_million_tokens=self._price(machine, done.step_ns),
             energy_j=energy_j,
             energy_low_j=low_j,

@@ -1,4 +1,4 @@
-"""``hespas``: commands that view, estimate, simulate, analyze, capture, generate, plan and serve workloads."""
+"""``hespas``: view, estimate, simulate, analyze, capture, generate, plan and serve workloads."""
 
 from __future__ import annotations
 

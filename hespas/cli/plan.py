@@ -11,14 +11,19 @@ from hespas.cli.command import Call, command
 from hespas.cli.terminal import emit, percent, report_diagnostics
 from hespas.graph.errors import CheckFailedError
 from hespas.graph.hints import OUTPUT, Option
-from hespas.report.tables import Column, column_of, table_from_rows
+from hespas.report.tables import Column, column_of, table_from_rows, write_tables
 from hespas.report.texts import bytes_text, time_text
 
 __all__ = ["plan"]
 
 _Out = Annotated[
     Path | None,
-    Option("Write one row per simulated layout.", metavar="FILE.csv|FILE.parquet", panel=OUTPUT, access="document"),
+    Option(
+        "Write one row per simulated layout.",
+        metavar="FILE.csv|FILE.parquet",
+        panel=OUTPUT,
+        access="document",
+    ),
 ]
 
 
@@ -28,19 +33,23 @@ def plan(call: Call, *, out: _Out = None) -> None:
 
     hespas plan llama-3-8b --devices 64 --hardware H100-SXM --system dgx-h100 --global-batch 128
 
-    hespas plan llama-3-70b --devices 256,512 --hardware H100-SXM,B200-SXM --global-batch 512 --objective price
-    --prices prices.toml
+    hespas plan llama-3-70b --devices 256 --hardware H100-SXM,B200-SXM --objective price --prices prices.toml
     """
     done = call.run(plan_layouts)
     call.write_json(done.to_json())
     call.write_html(done)
     if out:
-        from hespas.report.tables import write_tables
+        from hespas.api.documents import put
 
-        write_tables({out.stem: done.table()}, out)
-    report_diagnostics(call.diagnostics, call["model"])
+        def fill(path: Path) -> None:
+            write_tables([done.table()], path, is_parquet=out.suffix == ".parquet")
+
+        put(out, fill, overwrite=call.overwrite)
+    report_diagnostics(call.diagnostics, done.model)
     emit(done.headline())
     best = done.best
+    if any(row.is_lower_bound for row in done.rows):
+        emit("steps with an optimizer on the host are lower bounds: the time of the host is unknown")
     if best is not None:
         emit(
             f"90 % interval: {time_text(best.step_low_ns)} to {time_text(best.step_high_ns)}; "
@@ -61,7 +70,11 @@ def plan(call: Call, *, out: _Out = None) -> None:
         column_of("peak_memory_bytes"),
         column_of("exposed_comm_ns"),
         column_of("bubble_ns"),
-        *([Column("price", done.currency + " per M tokens", "number", write="{:,.4g}".format)] if priced else []),
+        *(
+            [Column("price", done.currency + " per M tokens", "number", write="{:,.4g}".format)]
+            if priced
+            else []
+        ),
         Column("energy_kj", "energy kJ", "number", write="{:,.1f}".format),
         Column("loses_by", "loses by"),
     ]
@@ -84,5 +97,5 @@ def plan(call: Call, *, out: _Out = None) -> None:
     if best is None:
         raise CheckFailedError(
             done.headline(),
-            hint="add devices, search more values of `tp`, `pp` or `recompute`, or use a device with more memory",
+            hint="add devices, search more values of `tp`, `pp` or `recompute`, or offload the optimizer",
         )

@@ -1,9 +1,9 @@
 """Prices of device-hours and power of devices: files of the user, and assumed shares of the design power.
 
-The power of a device depends on its work. A step has three kinds of time: matmuls and attention, other kernels
-and copies (mostly bound by memory), and waits. Each has a share of the thermal design power. The assumed shares
-follow published measurements of inference, in which devices drew 43 to 95 % of that power. A file replaces them
-by measured ones.
+The power of a device depends on its work. A step has three kinds of time: matmuls and attention, other
+kernels with communication (mostly bound by memory or links), and waits. Each has a share of the thermal
+design power (TDP). The default shares are assumptions. Their intervals are wide, because measured power of
+busy devices lies far below the TDP for work that is bound by memory. A file replaces them.
 """
 
 from __future__ import annotations
@@ -51,7 +51,9 @@ class PowerShares(TomlRow, frozen=True, kw_only=True):
         times_ns = compute_ns, memory_ns, idle_ns
         ranges = self.compute, self.memory, self.idle
         low, expected, high = (
-            tdp_w * sum(time_ns * shares[index] for time_ns, shares in zip(times_ns, ranges, strict=True)) / 1e9
+            tdp_w
+            * sum(time_ns * shares[index] for time_ns, shares in zip(times_ns, ranges, strict=True))
+            / 1e9
             for index in range(3)
         )
         return low, expected, high

@@ -1,6 +1,4 @@
-"""Space of layouts of a training step on a number of ranks: every combination of degrees and settings that the
-rules of layouts allow.
-"""
+"""Space of layouts of a training step: every combination of degrees and settings that the rules allow."""
 
 from __future__ import annotations
 
@@ -28,7 +26,7 @@ _DEFAULTS: Mapping[str, tuple[int | str, ...]] = {
     "micro_batch": _MICRO_BATCHES,
     "recompute": ("none", "selective", "full"),
     "schedule": ("1f1b", "zero-bubble"),
-    "offload": ("", "optimizer"),
+    "offload": ("",),
 }
 
 
@@ -46,13 +44,14 @@ class Candidate(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class LayoutSpace:
-    """Layouts of ``model`` on ``devices`` ranks. ``layout`` and ``training`` have the settings that all layouts
-    share. ``axes`` has the values of the axes that are not searched in full.
+    """Layouts of ``model`` on ``devices`` ranks. ``layout`` and ``training`` have the settings that all
+    layouts share. ``axes`` has the values of the axes that are not searched in full.
 
     By default degrees are powers of two: tensor-parallel ranks up to ``domain``, virtual stages and
     context-parallel ranks up to 8, tensor-parallel ranks of experts 1 or ``tp``. Pipeline stages are all
     divisors of ``devices`` up to the number of layers. Settings without an effect on a layout are not varied:
-    one stage has no schedule, and one replica has no ZeRO stages.
+    one stage has no schedule, and one replica has no ZeRO stages. Nothing is offloaded by default, because
+    the time of an optimizer on the host is unknown.
     """
 
     model: Model
@@ -65,8 +64,8 @@ class LayoutSpace:
     def candidates(self) -> Iterator[Candidate]:
         """Yield every layout that the rules allow, in the order of the axes.
 
-        Raises ``UsageError`` for an unknown recomputation, schedule or offload, and for modules that the model
-        does not have.
+        Raises ``UsageError`` for an unknown recomputation, schedule or offload, and for modules that the
+        model does not have.
         """
         settings = self._settings()
         for layout, micro_batch in self._layouts():
@@ -112,7 +111,9 @@ class LayoutSpace:
         """Yield the degrees of parallelism and the sizes of micro-batches that use all devices."""
         mixtures = [block for block in self.model.blocks() if isinstance(block, Experts)]
         experts = max((block.experts for block in mixtures), default=1)
-        divisors = [pp for pp in range(1, min(self.devices, len(self.model.layers)) + 1) if not self.devices % pp]
+        divisors = [
+            pp for pp in range(1, min(self.devices, len(self.model.layers)) + 1) if not self.devices % pp
+        ]
         data = {int(value) for value in self._values("dp", (0,))}
         for tp, cp, pp in product(
             self._degrees("tp", self.devices, self.domain),
@@ -148,5 +149,3 @@ class LayoutSpace:
     def _zeros(self, layout: Layout) -> list[int]:
         levels = [int(value) for value in self._values("zero")]
         return levels if layout.replicas > 1 or layout.edp > 1 else levels[:1]
-
-

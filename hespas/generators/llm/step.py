@@ -177,7 +177,11 @@ class _StageWriter:
     def has_variants(self) -> bool:
         """True if the first forward and the last backward pass of a step have additional communication."""
         overlap = self.training.overlap
-        gathers = self.layout.zero in {1, 2} and not frees_weights(self.layout, self.training) and overlap.parameters
+        gathers = (
+            self.layout.zero in {1, 2}
+            and not frees_weights(self.layout, self.training)
+            and overlap.parameters
+        )
         return gathers or (self.layout.zero < 2 and overlap.gradients)
 
     @cached_property
