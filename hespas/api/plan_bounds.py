@@ -33,14 +33,16 @@ from hespas.generators.llm.settings import Recompute
 from hespas.generators.llm.space import Candidate
 from hespas.generators.llm.step import LlmStep, frees_weights, training_facts, weight_shares
 from hespas.generators.llm.weights import RankWeights, weights_of_layer, weights_of_rest
-from hespas.graph import CollectiveKind, NodeKind, Resource, Workload
+from hespas.graph import CollectiveKind, NodeKind, OpClass, Resource, Workload
 from hespas.graph.builder import GraphBuilder
 from hespas.graph.groups import GroupSet
 from hespas.hardware import Device
 from hespas.simulator import JobScheduler
 
-__all__ = ["Bound", "LayerTimes", "LayoutBounds", "SharedCosts"]
+__all__ = ["MATMULS", "Bound", "LayerTimes", "LayoutBounds", "SharedCosts"]
 
+MATMULS = (int(OpClass.CONTRACTION), int(OpClass.ATTENTION))
+"""Operation classes whose kernels are bound by arithmetic."""
 _REPEATS = 3
 """Layers of each kind in the simulated step: the middle one follows and precedes a layer of its kind."""
 _TOLERANCE = 0.995
@@ -51,12 +53,13 @@ _MOST_UNROLLED = 200_000
 
 class PassTimes(NamedTuple):
     """Times of a layer in one direction, or of an end of the model: from the end of the layer before to its
-    own end (``span_ns``), kernels alone (``busy_ns``), gradients of weights alone (``weights_ns``), and the
-    number of launches.
+    own end (``span_ns``), all kernels (``busy_ns``), matmuls and attention (``matmul_ns``), gradients of
+    weights (``weights_ns``), and the number of launches.
     """
 
     span_ns: float
     busy_ns: float
+    matmul_ns: float
     weights_ns: float
     launches: int
 
@@ -94,15 +97,18 @@ class LayerTimes:
         mine &= graph.resource[np.maximum(line.node, 0)] != int(Resource.HOST)
         mine &= line.resource == line.resources.index("compute")
         names = [graph.strings[int(row)] for row in graph.framework_id[line.node[mine]].tolist()]
+        are_matmuls = np.isin(graph.op_class[line.node[mine]], MATMULS).tolist()
         ends, durations = line.end_ns[mine].tolist(), (line.end_ns - line.start_ns)[mine].tolist()
         # A part ends with its last kernel: recomputed kernels may start while the part before communicates.
         over: dict[tuple[str, str], float] = {}
         busy: dict[tuple[str, str], float] = {}
+        matmuls: dict[tuple[str, str], float] = {}
         weights: dict[tuple[str, str], float] = {}
-        for name, end, duration in zip(names, ends, durations, strict=True):
+        for name, end, duration, is_matmul in zip(names, ends, durations, are_matmuls, strict=True):
             key = _part_of(name)
             over[key] = max(over.get(key, end), end)
             busy[key] = busy.get(key, 0.0) + duration
+            matmuls[key] = matmuls.get(key, 0.0) + duration * is_matmul
             if name.endswith("wgrad"):
                 weights[key] = weights.get(key, 0.0) + duration
         counts: dict[tuple[str, str], int] = {}
@@ -115,7 +121,13 @@ class LayerTimes:
 
         def times(key: tuple[str, str]) -> PassTimes:
             span_ns = over.get(key, 0.0) - before.get(key, 0.0)
-            return PassTimes(span_ns, busy.get(key, 0.0), weights.get(key, 0.0), counts.get(key, 0))
+            return PassTimes(
+                span_ns,
+                busy.get(key, 0.0),
+                matmuls.get(key, 0.0),
+                weights.get(key, 0.0),
+                counts.get(key, 0),
+            )
 
         middle = {kind: str(_REPEATS * index + 1) for index, kind in enumerate(kinds)}
         last = str(len(layers) - 1)
@@ -124,6 +136,7 @@ class LayerTimes:
         head = PassTimes(
             max((over[key] for key in inside), default=passed) - passed,
             sum(busy[key] for key in inside),
+            sum(matmuls[key] for key in inside),
             sum(weights.get(key, 0.0) for key in inside),
             sum(counts.get(key, 0) for key in inside),
         )
@@ -234,7 +247,7 @@ class _StageSums(NamedTuple):
     ``fill`` and ``drain`` are the times that the first forward pass and the last backward pass spend on the
     stages before, ``drained_weights`` the gradients of weights in the latter. ``last_backward`` is the
     backward pass of the first chunk. ``forward`` and ``span`` are the passes of a micro-batch, forward and in
-    both directions; ``busy``, ``weights`` and ``launches`` are of the kernels in the latter.
+    both directions; ``busy``, ``matmul``, ``weights`` and ``launches`` are of the kernels in the latter.
     """
 
     fill: list[float]
@@ -244,6 +257,7 @@ class _StageSums(NamedTuple):
     forward: list[float]
     span: list[float]
     busy: list[float]
+    matmul: list[float]
     weights: list[float]
     launches: list[int]
     embedding: list[float]
@@ -253,28 +267,32 @@ class _StageSums(NamedTuple):
 class _Reduction(NamedTuple):
     """Times of the data-parallel communication of a stage [ns].
 
-    ``last_layer`` is the reduction of the layer whose backward pass is last, ``last_chunk`` of its chunk,
-    ``reduce`` and ``gather`` of all layers; of the communicator that takes longest. ``rest_reduce`` and
-    ``rest_gather`` are of the weights outside of layers. ``first_gather`` and ``last_gather`` are the gathers
-    of the first layer, and of the layer whose backward pass is first.
+    ``last_layer`` is the reduction of the layer whose backward pass is last, ``last_chunk`` of its chunk; of
+    the communicator that takes longest. ``reduce`` and ``gather`` are of all layers, ``first_gather`` and
+    ``last_gather`` of the first and the last layer of each chunk; one entry per communicator, first of dense
+    weights. ``rest_reduce`` and ``rest_gather`` are of the weights outside of layers, which use the first
+    communicator. ``end`` is the update of weights.
     """
 
     last_layer: float
     last_chunk: float
-    reduce: float
-    gather: float
+    reduce: tuple[float, ...]
+    gather: tuple[float, ...]
+    first_gather: tuple[float, ...]
+    last_gather: tuple[float, ...]
     rest_reduce: float
     rest_gather: float
-    first_gather: float
-    last_gather: float
     end: float
 
 
 class Bound(NamedTuple):
-    """Lower bounds of a step: its time, and the time in which a device computes (mean over devices)."""
+    """Lower bounds of a step: its time, and the times of all kernels and of matmuls with attention (means of
+    devices).
+    """
 
     step_ns: float
     busy_ns: float
+    matmul_ns: float
 
 
 _Key = tuple[object, ...]
@@ -402,67 +420,73 @@ class LayoutBounds:
         overlap, zero = training.overlap, layout.zero
         frees = frees_weights(layout, training)
         longest = 0.0
-        last_ns = reductions[0].end
+        over_ns = reductions[0].end  # what follows the last pass of the first stage
         if zero < 2 and not overlap.gradients:
-            last_ns += reductions[0].reduce
+            over_ns += max(reductions[0].reduce, default=0.0)
         elif zero < 2:
-            last_ns += max(reductions[0].last_layer, reductions[0].rest_reduce)
+            over_ns += max(reductions[0].last_layer, reductions[0].rest_reduce)
         for stage, times in enumerate(reductions):
-            # Passes of a micro-batch. A pass that gathers weights waits for the gather of its first layer.
-            forward_ns = sums.forward[stage]
-            backward_ns = sums.span[stage] - forward_ns
-            ends_ns = times.rest_gather if frees else 0.0
+            # A pass that gathers weights waits for those of its first layer and those outside of layers.
+            embedding_ns, head_ns = sums.embedding[stage], sums.head if stage == layout.pp - 1 else 0.0
+            rest_ns = times.rest_gather if frees else 0.0
+            forward_ns, backward_ns = sums.forward[stage], sums.span[stage] - sums.forward[stage]
+            first_ns = streamed_f_ns = streamed_b_ns = 0.0
             if frees:
-                waits_ns = max(times.first_gather - sums.embedding[stage], 0.0)
-                forward_ns = max(forward_ns + ends_ns + waits_ns, ends_ns + times.gather)
+                first_ns = _with_rest(times.first_gather, rest_ns)
+                forward_ns += max(rest_ns, first_ns - embedding_ns)
+                streamed_f_ns = _with_rest(times.gather, rest_ns)
             if zero == 3:
-                is_last = stage == layout.pp - 1
-                waits_ns = max(times.last_gather - (sums.head if is_last else 0.0), 0.0)
-                backward_ns = max(backward_ns + waits_ns, times.gather) + (ends_ns if is_last else 0.0)
-            work_ns = count * (forward_ns + backward_ns)
-            exposed_ns = work_ns - count * sums.span[stage]
-            if layout.pp > 1 and exposed_ns:  # the first gathers may run while the pipeline fills
-                early_ns = times.first_gather + ends_ns
-                exposed_ns, work_ns = exposed_ns - early_ns, work_ns - early_ns
+                last_ns = _with_rest(times.last_gather, rest_ns if head_ns else 0.0)
+                backward_ns += max(rest_ns if head_ns else 0.0, last_ns - head_ns)
+                streamed_b_ns = _with_rest(times.gather, rest_ns)
+            early_ns = first_ns if layout.pp > 1 else 0.0  # may run while the pipeline fills
+            computed_ns = count * (forward_ns + backward_ns) - early_ns
+            passed_ns = count * (max(forward_ns, streamed_f_ns) + max(backward_ns, streamed_b_ns)) - early_ns
             if zero in {1, 2} and not frees and overlap.parameters and stage == 0:
-                exposed_ns = times.first_gather
-                work_ns += exposed_ns
-            base_ns = sums.fill[stage] + work_ns
-            # Communication of one communicator that runs during the passes.
-            streamed_ns = (times.reduce + times.rest_reduce) * count if zero >= 2 else times.reduce
-            streamed_ns += (times.gather + times.rest_gather) * count * (frees + (zero == 3))
-            idle_ns = exposed_ns + count * (sums.span[stage] - sums.busy[stage])
-            hidden_ns = min(streamed_ns - idle_ns, count * sums.busy[stage])
-            hides = zero >= 2 or overlap.gradients
-            if hides and hidden_ns > 0:
-                base_ns += self._slowdown * max(hidden_ns - times.last_layer, 0.0)
+                computed_ns += max(times.first_gather, default=0.0)
+            # Communication of one communicator that runs during the passes, which slows kernels down.
+            gathers = count * (frees + (zero == 3))
+            reductions_ns = [(count if zero >= 2 else 1.0) * reduce_ns for reduce_ns in times.reduce]
+            streams_ns = [
+                reduce_ns + gathers * gather_ns
+                for reduce_ns, gather_ns in zip(reductions_ns, times.gather, strict=True)
+            ]
+            streamed_ns = _with_rest(
+                streams_ns, (count * times.rest_reduce if zero >= 2 else 0.0) + gathers * times.rest_gather
+            )
+            hidden_ns = streamed_ns - computed_ns + count * sums.busy[stage] - times.last_layer
+            if zero >= 2 or overlap.gradients:
+                computed_ns += self._slowdown * max(min(hidden_ns, count * sums.busy[stage]), 0.0)
+            base_ns = sums.fill[stage] + max(computed_ns, passed_ns)
             reduced_ns = times.last_layer if zero >= 2 else max(times.last_layer, times.rest_reduce)
             if zero < 2 and not overlap.gradients:
-                reduced_ns = times.reduce
+                reduced_ns = max(times.reduce, default=0.0)
             chains = [base_ns + reduced_ns + times.end, streamed_ns + times.end]
             if splits:
                 # While the pipeline drains, the stage may compute gradients of weights.
                 drain_ns = sums.drain[stage] - sums.drained_weights[stage]
-                chains.append(base_ns - count * sums.weights[stage] + drain_ns + sums.weights[0] + last_ns)
+                chains.append(base_ns - count * sums.weights[stage] + drain_ns + sums.weights[0] + over_ns)
             else:
-                chains.append(base_ns + sums.drain[stage] + last_ns)
+                chains.append(base_ns + sums.drain[stage] + over_ns)
                 late_ns = times.last_chunk - sums.last_backward[stage]
                 chains.append(base_ns + late_ns + times.end)
             if zero in {1, 2} and not frees and not overlap.parameters:
-                chains = [chain_ns + times.gather + times.rest_gather for chain_ns in chains]
+                gather_ns = _with_rest(times.gather, times.rest_gather)
+                chains = [chain_ns + gather_ns for chain_ns in chains]
             longest = max(longest, *chains)
         launches = count * max(sums.launches)
         if layout.pp > 1 or launches <= _MOST_UNROLLED:
             longest = max(longest, launches * self._issue_ns)
-        busy_ns = count * sum(sums.busy) / layout.pp
-        return Bound(_TOLERANCE * longest, busy_ns)
+        busy_ns, matmul_ns = (
+            _TOLERANCE * count * sum(column) / layout.pp for column in (sums.busy, sums.matmul)
+        )
+        return Bound(_TOLERANCE * longest, busy_ns, matmul_ns)
 
     def _layer_times(self, candidate: Candidate, *, recomputes: bool = True) -> LayerTimes:
         layout, training = candidate.layout, candidate.training
         recompute = training.recompute
-        if (
-            not recomputes or recompute.layers >= 0 or recompute.every != 1
-        ):  # of some layers: none in the bound
+        is_partial = recompute.layers >= 0 or recompute.every != 1  # counts as none
+        if is_partial or not recomputes:
             recompute = Recompute(offloaded=recompute.offloaded)
         key = layout.tp, layout.cp, layout.ep, layout.etp, training.micro_batch, recompute
         if key not in self._layers:
@@ -527,6 +551,7 @@ class LayoutBounds:
             forward=[sum(map(spans, stage)) for stage in forward],
             span=[spans(passes) for passes in both],
             busy=[sum(one.busy_ns for one in passes) for passes in both],
+            matmul=[sum(one.matmul_ns for one in passes) for passes in both],
             weights=[sum(one.weights_ns for one in passes) for passes in both],
             launches=[sum(one.launches for one in passes) for passes in both],
             embedding=[times.embedding.span_ns, *[0.0] * (layout.pp - 1)],
@@ -559,14 +584,14 @@ class LayoutBounds:
                 end_ns -= min(self._ns(stored), self._ns(rows[:-3]))
             stages.append(
                 _Reduction(
-                    last_layer=max(reduce[layers[chunks[0][0]]], default=0.0) if chunks[0] else 0.0,
-                    last_chunk=_longest(reduce, [layers[number] for number in chunks[0]]),
-                    reduce=_longest(reduce, [layers[number] for number in numbers]),
-                    gather=_longest(gather, [layers[number] for number in numbers]),
+                    last_layer=max(_sums(reduce, [layers[number] for number in chunks[0][:1]]), default=0.0),
+                    last_chunk=max(_sums(reduce, [layers[number] for number in chunks[0]]), default=0.0),
+                    reduce=_sums(reduce, [layers[number] for number in numbers]),
+                    gather=_sums(gather, [layers[number] for number in numbers]),
+                    first_gather=_sums(gather, [layers[chunk[0]] for chunk in chunks if chunk]),
+                    last_gather=_sums(gather, [layers[chunk[-1]] for chunk in chunks if chunk]),
                     rest_reduce=max(map(self._ns, rest.reduce), default=0.0),
                     rest_gather=max(map(self._ns, rest.gather), default=0.0),
-                    first_gather=sum(max(gather[layers[chunk[0]]], default=0.0) for chunk in chunks if chunk),
-                    last_gather=sum(max(gather[layers[chunk[-1]]], default=0.0) for chunk in chunks if chunk),
                     end=end_ns,
                 )
             )
@@ -574,14 +599,20 @@ class LayoutBounds:
         return stages
 
 
-def _longest(times_ns: Mapping[Layer, Sequence[float]], layers: Sequence[Layer]) -> float:
-    """Return the total time of the communicator that takes longest for some layers."""
+def _sums(times_ns: Mapping[Layer, Sequence[float]], layers: Sequence[Layer]) -> tuple[float, ...]:
+    """Return the sums over layers for each communicator."""
     columns = [times_ns[layer] for layer in layers]
-    longest = max(map(len, columns), default=0)
-    return max(
-        (sum(column[index] for column in columns if index < len(column)) for index in range(longest)),
-        default=0.0,
+    return tuple(
+        sum(column[index] for column in columns if index < len(column))
+        for index in range(max(map(len, columns), default=0))
     )
+
+
+def _with_rest(times_ns: Sequence[float], rest_ns: float) -> float:
+    """Return the time of the communicator that takes longest, if the first one also has the rest."""
+    if not times_ns:
+        return rest_ns
+    return max([times_ns[0] + rest_ns, *times_ns[1:]])
 
 
 def _communication_key(candidate: Candidate) -> _Key:

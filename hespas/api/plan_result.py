@@ -93,6 +93,7 @@ class PlanResult(Result):
     proof: PlanProof
     currency: str = ""
     sources: tuple[str, ...] = ()
+    inputs: tuple[str, ...] = ()
     diagnostics: Diagnostics = field(default_factory=Diagnostics)
 
     @property
@@ -165,7 +166,7 @@ class PlanResult(Result):
     def document(self) -> PlanDocument:
         """Return the content of the command's ``--json`` as a typed value."""
         return PlanDocument(
-            inputs=[],
+            inputs=list(self.inputs),
             diagnostics=findings(self.diagnostics),
             model=self.model,
             objective=self.objective,

@@ -17,14 +17,14 @@ from hespas.api.generators import llm_step
 from hespas.api.grid_rows import with_scaled_links
 from hespas.api.io import opened_program
 from hespas.api.lowering import STEP_ESTIMATOR
-from hespas.api.plan_bounds import LayoutBounds
+from hespas.api.plan_bounds import MATMULS, LayoutBounds
 from hespas.api.plan_result import PlanProof, PlanResult, PlanRow
 from hespas.api.simulation_job import StepJob
 from hespas.api.systems import sized_for
 from hespas.generators.llm.model_file import named_model
 from hespas.generators.llm.settings import Style
 from hespas.generators.llm.space import AXES, Candidate, LayoutSpace
-from hespas.graph import Diagnostics, OpClass, Workload, step_facts
+from hespas.graph import Diagnostics, Workload, step_facts
 from hespas.graph.errors import UnsupportedError, UsageError, clipped
 from hespas.graph.hints import DEVICE, AtLeast, AtMost, NonNegativeInt, Option, PositiveInt
 from hespas.graph.progress import Progress
@@ -44,7 +44,6 @@ _SPACE, _STEP, _SEARCH = "Search space", "Step", "Search"
 """Headings of ``--help``."""
 _MOST_MORE = 50
 """Layouts per wanted row that are tried, after the best one is proven, to fill the list of the next best."""
-_MATMULS = (int(OpClass.CONTRACTION), int(OpClass.ATTENTION))
 
 
 def _numbers(text: str) -> tuple[int, ...]:
@@ -309,6 +308,7 @@ def plan(
         margin=margin,
         rows=rows,
         proof=proof,
+        inputs=tuple(str(path) for path in (prices, source) if isinstance(path, str | Path)),
         currency=own_prices.currency if prices is not None else "",
         sources=_sources(machines, priced=prices is not None),
         diagnostics=sink,
@@ -476,7 +476,8 @@ class _Search:
         """Return a layout with its bound. A rough bound does not include recomputation."""
         machine, candidate = space.machine, space.candidates[index]
         bound = space.bounds.bound(candidate, recomputes=not is_rough)
-        work_ns = 0.0, bound.busy_ns, max(bound.step_ns - bound.busy_ns, 0.0)
+        idle_ns = max(bound.step_ns - bound.busy_ns, 0.0)
+        work_ns = bound.matmul_ns, bound.busy_ns - bound.matmul_ns, idle_ns
         value = self._value(machine, bound.step_ns, work_ns)
         is_rough &= bool(candidate.training.recompute.modules)
         return _Entry(value, number, index, self._price(machine, bound.step_ns), is_rough)
@@ -570,7 +571,7 @@ class _Search:
         for number, graph in enumerate(done.workload.classes):
             mine = (line.node >= 0) & (done.workload.rank_class[line.rank] == number)
             mine &= line.resource == line.resources.index("compute")
-            mine[mine] = np.isin(graph.op_class[line.node[mine]], _MATMULS)
+            mine[mine] = np.isin(graph.op_class[line.node[mine]], MATMULS)
             matmul_ns += float(((line.end_ns - line.start_ns) * line.trips * shares[line.rank])[mine].sum())
         matmul_ns = min(matmul_ns / max(int(shares.sum()), 1), compute_ns)
         busy_ns = compute_ns - matmul_ns + exposed_ns

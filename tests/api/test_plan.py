@@ -1,0 +1,288 @@
+"""Search for layouts: the best is the best, its figures are those of a generated step, and bounds hold."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec import structs
+
+import hespas
+from hespas.api.plan_bounds import LayoutBounds
+from hespas.api.simulation_job import StepJob
+from hespas.api.systems import sized_for
+from hespas.generators.llm import LlmStep
+from hespas.generators.llm.space import Candidate, LayoutSpace
+from hespas.graph import Diagnostics
+from hespas.graph.errors import FormatError, UnsupportedError, UsageError
+from hespas.hardware import load_device, write_device
+
+_DENSE = (
+    'name = "dense"\nhidden = 2048\nlayers = 8\nvocab = 32000\nheads = 16\nkv_heads = 8\nffn = 8192\n'
+    "gated = true\n"
+)
+_EXPERTS = _DENSE.replace("dense", "experts") + "experts = 8\ntopk = 2\n"
+_SEQ = 2048
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    folder = tmp_path_factory.mktemp("models")
+    for name, text in (("dense", _DENSE), ("experts", _EXPERTS)):
+        (folder / f"{name}.toml").write_text(text, encoding="utf-8")
+    return {name: str(folder / f"{name}.toml") for name in ("dense", "experts")}
+
+
+def _step(model: str, batch: int, **settings: Any) -> LlmStep:
+    step = hespas.llm_step(model, seq=_SEQ, global_batch=batch, **settings)
+    assert isinstance(step, LlmStep)
+    return step
+
+
+def _time_ns(model: str, batch: int, settings: dict[str, Any], system: str) -> tuple[float, float]:
+    """Return the step time and the peak memory as ``hespas generate --dry-run`` predicts them."""
+    done = hespas.generate(_step(model, batch, **settings), hardware="H100-SXM", system=system)
+    assert done.step is not None
+    return done.step.step_ns, done.account.peak_memory_bytes
+
+
+@pytest.mark.parametrize(("name", "devices", "batch"), [("dense", 16, 16), ("experts", 16, 32)])
+def test_rows_are_figures_of_generated_steps(
+    models: dict[str, str], name: str, devices: int, batch: int
+) -> None:
+    done = hespas.plan(
+        models[name],
+        devices=devices,
+        hardware="H100-SXM",
+        system="dgx-h100",
+        seq=_SEQ,
+        global_batch=batch,
+        top=4,
+    )
+    assert len(done.rows) >= 4
+    for row in done.rows[:4]:
+        step_ns, memory_bytes = _time_ns(models[name], batch, row.settings, "dgx-h100")
+        assert row.step_ns == pytest.approx(step_ns, rel=1e-9)
+        assert row.peak_memory_bytes == memory_bytes
+        parts_ns = row.compute_ns + row.exposed_comm_ns + row.bubble_ns
+        assert parts_ns == pytest.approx(row.step_ns, rel=0.01)
+
+
+_SPACES: list[tuple[str, int, int, dict[str, Any]]] = [
+    (name, devices, batch, axes)
+    for (name, devices, batch), axes in product(
+        [("dense", 4, 8), ("dense", 8, 16), ("experts", 8, 8), ("experts", 16, 32)],
+        [
+            {"pp": 1, "cp": 1, "micro_batch": 1, "zero": 1, "recompute": "none", "ep": 1},
+            {"tp": 1, "cp": 1, "micro_batch": 1, "zero": 1, "recompute": "none", "ep": 1, "pp": (2, 4)},
+            {"tp": 2, "pp": 2, "vp": (1, 2), "micro_batch": 1, "recompute": ("none", "full"), "zero": 1,
+             "ep": 1, "cp": 1},
+            {"tp": 1, "pp": 1, "cp": (1, 2), "zero": (0, 1, 2, 3), "micro_batch": 1, "recompute": "none",
+             "ep": 1},
+            {"tp": (1, 2), "pp": (1, 2), "cp": 1, "ep": (1, 2), "etp": 1, "vp": 1, "micro_batch": 1,
+             "zero": (1, 3), "recompute": "none", "schedule": "1f1b"},
+        ],
+    )
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("number", range(len(_SPACES)))
+def test_the_best_of_a_small_space_is_proven(models: dict[str, str], number: int) -> None:
+    name, devices, batch, axes = _SPACES[number]
+    done = hespas.plan(
+        models[name], devices=devices, hardware="H100-SXM", system="dgx-h100", seq=_SEQ, global_batch=batch,
+        margin=0, top=1, **axes,
+    )  # fmt: skip
+    step = _step(models[name], batch)
+    listed = {key: [value] if isinstance(value, int | str) else list(value) for key, value in axes.items()}
+    space = LayoutSpace(
+        model=step.model, devices=devices, layout=step.layout, training=step.training, axes=listed
+    )
+    times_ns = [
+        _time_ns(models[name], batch, candidate.by_name(), "dgx-h100")[0] for candidate in space.candidates()
+    ]
+    assert done.best is not None
+    assert done.best.step_ns == pytest.approx(min(times_ns), rel=1e-9)
+    proof = done.proof
+    assert proof.layouts == len(times_ns)
+    assert proof.beyond_memory + proof.beyond_price + proof.bounded + proof.simulated == proof.layouts
+    assert sum(time_ns < proof.limit for time_ns in times_ns) == 0
+
+
+@pytest.mark.parametrize("name", ["dense", "experts"])
+def test_bounds_are_not_above_the_engine(models: dict[str, str], name: str) -> None:
+    devices, batch = 32, 64
+    step = _step(models[name], batch)
+    space = LayoutSpace(
+        model=step.model,
+        devices=devices,
+        layout=step.layout,
+        training=step.training,
+        axes={"offload": ("", "optimizer")},
+    )
+    candidates: list[Candidate] = random.Random(7).sample(list(space.candidates()), 20)
+    system = sized_for("dgx-h100", devices)
+    job = StepJob("H100-SXM", "auto", None, "warn", Diagnostics(), None, system)
+    bounds = LayoutBounds(job, step, devices, load_device("H100-SXM"))
+    for candidate in candidates:
+        bounds.register(candidate)
+    ratios: list[float] = []
+    for candidate in candidates:
+        bound = bounds.bound(candidate)
+        assert bounds.bound(candidate, recomputes=False).step_ns <= bound.step_ns * 1.01
+        chosen = replace(step, layout=candidate.layout, training=candidate.training)
+        done = job.run(chosen.workload(), None)
+        assert bound.step_ns <= done.step_ns, candidate.by_name()
+        ratios.append(bound.step_ns / done.step_ns)
+    assert sorted(ratios)[len(ratios) // 2] > 0.75  # a bound of 0 would prove nothing
+
+
+def test_memory_is_a_gate(models: dict[str, str], tmp_path: Path) -> None:
+    arguments: dict[str, Any] = {"devices": 8, "seq": _SEQ, "global_batch": 32, "pp": 1, "cp": 1}
+    free = hespas.plan(models["dense"], hardware="H100-SXM", **arguments)
+    assert free.best is not None
+    device = load_device("H100-SXM")
+    most = int(free.best.peak_memory_bytes) - 1
+    memories = tuple(
+        structs.replace(memory, capacity_bytes=most) if memory == device.main_memory else memory
+        for memory in device.memories
+    )
+    small = write_device(replace(device, name="H100-SXM", memories=memories), tmp_path / "small.toml")
+    done = hespas.plan(models["dense"], hardware=str(small), **arguments)
+    assert done.proof.beyond_memory > 0
+    assert all(row.peak_memory_bytes <= most for row in done.rows)
+    none = hespas.plan(
+        models["dense"],
+        hardware=str(small),
+        **arguments | {"tp": 1, "zero": 0, "micro_batch": 4, "recompute": "none"},
+    )
+    assert none.rows == ()
+    assert "none of" in repr(none)
+    assert json.loads(none.to_json())["proof"]["simulated"] == 0
+
+
+def _prices(folder: Path, *rows: str) -> Path:
+    path = folder / "prices.toml"
+    path.write_text("\n".join(['currency = "EUR"', *rows]), encoding="utf-8")
+    return path
+
+
+def test_price_and_energy_follow_the_file(models: dict[str, str], tmp_path: Path) -> None:
+    path = _prices(
+        tmp_path, "[[device]]", 'name = "H100-SXM"', "price_per_hour = 3.0", "tdp_w = 1000.0",
+        "[device.power]", "compute = [1.0, 1.0, 1.0]", "memory = [1.0, 1.0, 1.0]", "idle = [1.0, 1.0, 1.0]",
+    )  # fmt: skip
+    done = hespas.plan(
+        models["dense"], devices=8, hardware="H100-SXM", seq=_SEQ, global_batch=8, prices=path,
+        objective="price", tp=(1, 2), pp=1, cp=1, zero=1, micro_batch=1,
+    )  # fmt: skip
+    best = done.best
+    assert best is not None
+    hours = best.step_ns / 3.6e12
+    assert best.price_per_million_tokens == pytest.approx(hours * 8 * 3.0 / (8 * _SEQ) * 1e6)
+    assert best.energy_j == pytest.approx(8 * 1000.0 * best.step_ns / 1e9, rel=0.01)
+    assert best.energy_low_j == best.energy_j == best.energy_high_j
+    assert "EUR" in repr(done)
+    limit = best.price_per_million_tokens / 2
+    none = hespas.plan(
+        models["dense"], devices=8, hardware="H100-SXM", seq=_SEQ, global_batch=8, prices=path,
+        max_price=limit, tp=(1, 2), pp=1, cp=1, zero=1, micro_batch=1,
+    )  # fmt: skip
+    assert none.rows == ()
+    assert none.proof.beyond_price == none.proof.layouts
+
+
+def test_energy_is_an_interval_without_a_file(models: dict[str, str]) -> None:
+    done = hespas.plan(
+        models["dense"], devices=8, hardware="H100-SXM", seq=_SEQ, global_batch=8, objective="energy",
+        pp=1, cp=1, micro_batch=1,
+    )  # fmt: skip
+    best = done.best
+    assert best is not None
+    assert 0 < best.energy_low_j < best.energy_j < best.energy_high_j <= 8 * 700 * best.step_ns / 1e9
+    assert best.price_per_million_tokens != best.price_per_million_tokens
+    assert any("assumption" in text for text in done.sources)
+
+
+@pytest.mark.parametrize(
+    ("rows", "error"),
+    [
+        (["[[device]]", 'name = "nothing"'], UsageError),
+        (["[[device]]", 'name = "H100-SXM"'] * 2, UsageError),
+        (["[[device]]", 'name = "H100-SXM"', "price_per_hour = -1.0"], FormatError),
+        (["[[device]]", 'name = "H100-SXM"', "[device.power]", "idle = [0.9, 0.5, 0.1]"], FormatError),
+        (["[[device]]", 'name = "H100-SXM"', "[device.power]", "idle = [0.9, 0.95, 1.0]"], FormatError),
+    ],
+)
+def test_malformed_price_files_are_refused(
+    models: dict[str, str], tmp_path: Path, rows: list[str], error: type[Exception]
+) -> None:
+    with pytest.raises(error):
+        hespas.plan(
+            models["dense"], devices=8, hardware="H100-SXM", global_batch=8, prices=_prices(tmp_path, *rows)
+        )
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"hardware": "nothing"},
+        {"hardware": None},
+        {"devices": 0},
+        {"global_batch": 0},
+        {"max_price": 1.0},
+        {"objective": "price"},
+        {"tp": 3},
+        {"recompute": "nothing"},
+        {"recompute": "moe"},
+        {"schedule": "nothing", "pp": 2},
+        {"offload": "nothing"},
+        {"link_bandwidth": 0.0},
+        {"source": "traces"},
+    ],
+)
+def test_wrong_arguments_are_refused(models: dict[str, str], changes: dict[str, Any]) -> None:
+    arguments: dict[str, Any] = {"devices": 8, "hardware": "H100-SXM", "global_batch": 8}
+    with pytest.raises(UsageError):
+        hespas.plan(models["dense"], **arguments | changes)
+
+
+def test_clusters_are_compared(models: dict[str, str]) -> None:
+    done = hespas.plan(
+        models["dense"], devices=(4, 8), hardware=("H100-SXM", "B200-SXM"), link_bandwidth=(1.0, 2.0),
+        seq=_SEQ, global_batch=8, tp=(1, 2), pp=1, cp=1, zero=1, micro_batch=1, recompute="none", top=16, margin=1.0,
+    )  # fmt: skip
+    clusters = {(row.hardware, row.devices, row.link_bandwidth) for row in done.rows}
+    assert len(clusters) == 8
+    assert done.best is not None
+    assert done.best.hardware == "B200-SXM"
+    assert done.best.devices == 8
+    assert {done.reason(row) for row in done.rows} > {"", "another cluster"}
+    frame = done.to_pandas()
+    assert len(frame) == len(done.rows)
+    assert done.plot("pareto").name == "pareto"
+
+
+def test_a_generated_workload_states_its_model() -> None:
+    step = hespas.llm_step("llama-3-8b", tp=8, seq=4096, global_batch=8)
+    workload = hespas.generate(step).workload
+    arguments: dict[str, Any] = {
+        "devices": 8, "hardware": "H100-SXM", "tp": 8, "recompute": "none", "micro_batch": 1, "zero": 1
+    }  # fmt: skip
+    done = hespas.plan(source=workload, **arguments)
+    named = hespas.plan("llama-3-8b", global_batch=8, **arguments)
+    assert done.best is not None
+    assert named.best is not None
+    assert done.best.settings == named.best.settings
+    assert done.best.step_ns == named.best.step_ns
+    with pytest.raises(UsageError, match="whole sequences"):
+        hespas.plan(source=workload, seq=4095, **arguments)
+    with pytest.raises(UnsupportedError, match="cannot be divided"):
+        hespas.plan(source=replace(workload, metadata={}), **arguments)
+    with pytest.raises(UnsupportedError, match="no built-in model"):
+        hespas.plan(source=replace(workload, name="mine"), **arguments)
