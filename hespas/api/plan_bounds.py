@@ -51,7 +51,7 @@ _MOST_UNROLLED = 200_000
 """Operations up to which the engine launches every iteration of a loop (:mod:`hespas.simulator.launches`)."""
 
 
-class PassTimes(NamedTuple):
+class _PassTimes(NamedTuple):
     """Times of a layer in one direction, or of an end of the model: from the end of the layer before to its
     own end (``span_ns``), all kernels (``busy_ns``), matmuls and attention (``matmul_ns``), gradients of
     weights (``weights_ns``), and the number of launches.
@@ -68,11 +68,11 @@ class PassTimes(NamedTuple):
 class LayerTimes:
     """Times of the layers of a model by kind, for one combination of the settings that change its kernels."""
 
-    forward: Mapping[Layer, PassTimes]
-    backward: Mapping[Layer, PassTimes]
-    embedding: PassTimes
-    embedding_backward: PassTimes
-    head: PassTimes
+    forward: Mapping[Layer, _PassTimes]
+    backward: Mapping[Layer, _PassTimes]
+    embedding: _PassTimes
+    embedding_backward: _PassTimes
+    head: _PassTimes
     """Last norm, head and loss in both directions, with layers of multi-token prediction."""
 
     @classmethod
@@ -119,9 +119,9 @@ class LayerTimes:
         order = sorted(over, key=lambda key: over[key])
         before = {key: over[previous] for previous, key in pairwise(order)}
 
-        def times(key: tuple[str, str]) -> PassTimes:
+        def times(key: tuple[str, str]) -> _PassTimes:
             span_ns = over.get(key, 0.0) - before.get(key, 0.0)
-            return PassTimes(
+            return _PassTimes(
                 span_ns,
                 busy.get(key, 0.0),
                 matmuls.get(key, 0.0),
@@ -133,7 +133,7 @@ class LayerTimes:
         last = str(len(layers) - 1)
         passed, returned = over["forward", last], over["backward", last]
         inside = [key for key in order if passed < over[key] < returned]
-        head = PassTimes(
+        head = _PassTimes(
             max((over[key] for key in inside), default=passed) - passed,
             sum(busy[key] for key in inside),
             sum(matmuls[key] for key in inside),
@@ -523,7 +523,7 @@ class LayoutBounds:
         backward[0][0].append(times.embedding_backward)
         backward[-1][-1].append(times.head)
 
-        def spans(passes: Sequence[PassTimes]) -> float:
+        def spans(passes: Sequence[_PassTimes]) -> float:
             return sum(one.span_ns for one in passes)
 
         first = [spans(stage[0]) for stage in forward]

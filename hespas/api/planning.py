@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 __all__ = ["plan"]
 
-Objective = Literal["time", "price", "energy"]
+_ObjectiveName = Literal["time", "price", "energy"]
 _SPACE, _STEP, _SEARCH = "Search space", "Step", "Search"
 """Headings of ``--help``."""
 _MOST_MORE = 50
@@ -185,7 +185,7 @@ _Offload = Annotated[
     ),
 ]
 _Objective = Annotated[
-    Objective, Option("Minimize the time, the price or the energy of a step.", panel=_SEARCH)
+    _ObjectiveName, Option("Minimize the time, the price or the energy of a step.", panel=_SEARCH)
 ]
 _PriceFile = Annotated[
     str | Path | None,
@@ -438,7 +438,7 @@ class _Search:
     step: LlmStep
     machines: Sequence[_Machine]
     axes: Mapping[str, Sequence[int | str]]
-    objective: Objective
+    objective: _ObjectiveName
     margin: float
     top: int
     max_price: float | None

@@ -22,6 +22,7 @@ from hespas.api.conversion import convert
 from hespas.api.estimation import estimate
 from hespas.api.generators import llm_step
 from hespas.api.listings import list_devices, list_formats, list_models, list_systems
+from hespas.api.planning import plan
 from hespas.api.simulation import simulate
 from hespas.api.summary import view
 from hespas.api.validation import accuracy
@@ -43,7 +44,7 @@ _ROWS = 20
 _WITHOUT = frozenset({"astra_bin", "astra_timeout", "cluster", "jobs", "simulator"})
 """Options that run programs or other processes, which a tool does not offer."""
 _LISTS: tuple[Callable[[], Table], ...] = (list_devices, list_systems, list_models, list_formats)
-_FUNCTIONS: tuple[Callable[..., Any], ...] = (view, check, estimate, simulate, analyze, accuracy, compare)
+_FUNCTIONS: tuple[Callable[..., Any], ...] = (view, check, estimate, simulate, plan, analyze, accuracy, compare)
 
 
 class Requests:
@@ -316,5 +317,6 @@ def mcp(call: Call, *, folders: _Folders, write: _Write = None) -> None:
 
 _INSTRUCTIONS = """Hespas estimates and simulates ML workloads. Times are in nanoseconds, sizes in bytes.
 Start with `view` for a file, `simulate` for the time of a step on a device, `generate_llm` for a model that
-is not in a file, and `list_devices` for the names of devices. Diagnostics report what was guessed or assumed.
+is not in a file, `plan` for its best layout on a cluster, and `list_devices` for the names of devices.
+Diagnostics report what was guessed or assumed.
 """

@@ -23,6 +23,7 @@ FUNCTIONS: Mapping[str, tuple[Callable[..., object], ...]] = {
     "hespas simulate": (api.simulate, api.simulate_grid),
     "hespas analyze": (api.analyze,),
     "hespas capture": (api.capture,),
+    "hespas plan": (api.plan,),
     "hespas serve": (api.serve,),
     "hespas sample": (api.sample,),
     "hespas generate llm": (api.llm_step, api.generate),
@@ -64,6 +65,7 @@ OF_ALL_COMMANDS = frozenset(
 )
 OF_THE_COMMAND: Mapping[str, frozenset[str]] = {
     "hespas estimate": frozenset({"--out", "--model-explorer"}),  # functions that write a result
+    "hespas plan": frozenset({"--out"}),
     "hespas serve": frozenset({"--out"}),
     "hespas analyze": frozenset({"--report", "--top"}),
     "hespas view": frozenset({"--top", "--class"}),

@@ -62,6 +62,10 @@ def test_rows_are_figures_of_generated_steps(
         system="dgx-h100",
         seq=_SEQ,
         global_batch=batch,
+        pp=(1, 2, 4),
+        cp=1,
+        ep=1 if name == "dense" else 4,
+        micro_batch=2,
         top=4,
     )
     assert len(done.rows) >= 4
@@ -156,11 +160,8 @@ def test_memory_is_a_gate(models: dict[str, str], tmp_path: Path) -> None:
     done = hespas.plan(models["dense"], hardware=str(small), **arguments)
     assert done.proof.beyond_memory > 0
     assert all(row.peak_memory_bytes <= most for row in done.rows)
-    none = hespas.plan(
-        models["dense"],
-        hardware=str(small),
-        **arguments | {"tp": 1, "zero": 0, "micro_batch": 4, "recompute": "none"},
-    )
+    arguments |= {"tp": 1, "zero": 0, "micro_batch": 4, "recompute": "none"}
+    none = hespas.plan(models["dense"], hardware=str(small), **arguments)
     assert none.rows == ()
     assert "none of" in repr(none)
     assert json.loads(none.to_json())["proof"]["simulated"] == 0
@@ -255,7 +256,8 @@ def test_wrong_arguments_are_refused(models: dict[str, str], changes: dict[str, 
 def test_clusters_are_compared(models: dict[str, str]) -> None:
     done = hespas.plan(
         models["dense"], devices=(4, 8), hardware=("H100-SXM", "B200-SXM"), link_bandwidth=(1.0, 2.0),
-        seq=_SEQ, global_batch=8, tp=(1, 2), pp=1, cp=1, zero=1, micro_batch=1, recompute="none", top=16, margin=1.0,
+        seq=_SEQ, global_batch=8, tp=(1, 2), pp=1, cp=1, zero=1, micro_batch=1, recompute="none",
+        top=16, margin=1.0,
     )  # fmt: skip
     clusters = {(row.hardware, row.devices, row.link_bandwidth) for row in done.rows}
     assert len(clusters) == 8

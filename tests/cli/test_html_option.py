@@ -19,6 +19,10 @@ COMMANDS = {
     "simulate grid": ("--grid", str(FIXTURES / "astra_sim" / "what_if.toml"),
                       str(FIXTURES / "chakra" / "pipeline_2x2")),
     "analyze": (str(FIXTURES / "profiles" / "ffn_train_rank0of2.pt.trace.json.gz"),),
+    "plan": (
+        *("llama-3-8b", "--devices", "4", "--hardware", "H100-SXM", "--global-batch", "8", "--pp", "1"),
+        *("--cp", "1", "--micro-batch", "1", "--recompute", "none", "--zero", "1,3"),
+    ),
     "serve": ("llama-3-8b", "--hardware", "H100-SXM", "--requests", "closed:concurrency=2,requests=4"),
     "generate llm": ("llama-3-8b", "--dp", "2", "--dry-run"),
     "generate random": ("--ranks", "2", "--dry-run"),
