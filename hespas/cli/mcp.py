@@ -44,7 +44,16 @@ _ROWS = 20
 _WITHOUT = frozenset({"astra_bin", "astra_timeout", "cluster", "jobs", "simulator"})
 """Options that run programs or other processes, which a tool does not offer."""
 _LISTS: tuple[Callable[[], Table], ...] = (list_devices, list_systems, list_models, list_formats)
-_FUNCTIONS: tuple[Callable[..., Any], ...] = (view, check, estimate, simulate, plan, analyze, accuracy, compare)
+_FUNCTIONS: tuple[Callable[..., Any], ...] = (
+    view,
+    check,
+    estimate,
+    simulate,
+    plan,
+    analyze,
+    accuracy,
+    compare,
+)
 
 
 class Requests:

@@ -84,6 +84,12 @@ RESULTS: dict[str, tuple[Callable[[], Result], set[str]]] = {
     ),
     "grid": (grid, {"heat-map", "pareto"}),
     "compare runs": (difference, {"waterfall"}),
+    "plan": (
+        lambda: hespas.plan(
+            "llama-3-8b", devices=8, hardware="H100-SXM", global_batch=8, pp=(1, 2), cp=1, zero=1, margin=0.5
+        ),
+        {"heat-map", "pareto"},
+    ),
     "serve": (
         lambda: hespas.serve(api.Server(model="llama-3-8b", hardware="H100-SXM"), REQUESTS),
         {"latency-distribution", "ttft-by-arrival"},
