@@ -21,6 +21,7 @@ from hespas.api.conversion import ConversionDocument
 from hespas.api.estimation import EstimateDocument
 from hespas.api.generation import GenerationDocument
 from hespas.api.noise_curves import NoiseDocument
+from hespas.api.plan_result import PlanDocument
 from hespas.api.samples import SamplesDocument
 from hespas.api.serving import ServingDocument
 from hespas.api.simulation_result import SimulationDocument
@@ -73,6 +74,7 @@ DOCUMENTS: Mapping[str, type[msgspec.Struct]] = {
     "roundtrip": RoundTripDocument,
     "run_difference": RunDifferenceDocument,
     "samples": SamplesDocument,
+    "plan": PlanDocument,
     "serving": ServingDocument,
     "serving_accuracy": ServingAccuracyDocument,
     "simulate": SimulationDocument,

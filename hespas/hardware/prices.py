@@ -107,8 +107,8 @@ class Prices:
 
 
 def _power_source(device: Device, shares: PowerShares, tdp_w: float) -> str:
-    stated = f"{tdp_w:g} W as stated" if tdp_w > 0 else f"TDP of {device.tdp_w:g} W"
-    return f"{stated}; {shares.source or 'shares as stated'}"
+    power_text = f"{tdp_w:g} W as stated" if tdp_w > 0 else f"TDP of {device.tdp_w:g} W"
+    return f"{power_text}; {shares.source or 'shares as stated'}"
 
 
 _ABOUT = FileKind(

@@ -138,13 +138,13 @@ class LayoutSpace:
 
     def _schedules(self, layout: Layout) -> list[ScheduleName]:
         names = [str(name) for name in self._values("schedule")]
-        known: dict[str, ScheduleName] = {
+        schedules: dict[str, ScheduleName] = {
             "gpipe": "gpipe", "1f1b": "1f1b", "interleaved": "interleaved", "zero-bubble": "zero-bubble"
         }  # fmt: skip
-        unknown = next((name for name in names if name not in known), None)
+        unknown = next((name for name in names if name not in schedules), None)
         if unknown is not None:
-            raise UsageError(f"unknown schedule '{unknown}'", hint=f"choose some of {', '.join(known)}")
-        return [known[name] for name in (names[:1] if layout.pp == 1 else names)]
+            raise UsageError(f"unknown schedule '{unknown}'", hint=f"choose some of {', '.join(schedules)}")
+        return [schedules[name] for name in (names[:1] if layout.pp == 1 else names)]
 
     def _zeros(self, layout: Layout) -> list[int]:
         levels = [int(value) for value in self._values("zero")]
