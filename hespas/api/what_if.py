@@ -50,7 +50,7 @@ _ROWS, _DOCUMENT, _TABLE, _PAGE = "rows", "grid.json", "grid.csv", "index.html"
 _FIGURES = tuple(name for name in GridRow.__struct_fields__ if name not in {"settings", "critical_ns"})
 
 _KINDS: Mapping[str, Kind] = {
-    "ranks": "count", "is_lower_bound": "flag", "fault": "text", "exit_code": "id",
+    "basis": "text", "ranks": "count", "is_lower_bound": "flag", "fault": "text", "exit_code": "id",
 }  # fmt: skip
 """Kinds of the figures that are not times."""
 _PARTS = {"compute": "step without exposed communication", "communication": "exposed communication"}
