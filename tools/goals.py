@@ -9,7 +9,7 @@ from statistics import fmean, median
 from hespas.estimators.learned.serialization import Card, cards_in, shipped_folder
 from tools.figures import Errors, Section
 
-__all__ = ["family_left_out", "goals_section", "growth_section", "left_out_section", "shipped_cards"]
+__all__ = ["architecture_left_out", "goals_section", "growth_section", "left_out_section", "shipped_cards"]
 
 _TEXT = """## Targets and results
 
@@ -38,7 +38,7 @@ class _Goal:
     why: str = ""
 
 
-_NO_SIBLING = "the family left out was measured with other kernels"
+_NO_SIBLING = "the architecture left out was measured with other kernels"
 
 
 def goals_section(tables: Sequence[Section], profiles: Sequence[Section], cards: Iterable[Card]) -> str:
@@ -103,8 +103,8 @@ def _of_tables(tables: Sequence[Section]) -> list[_Goal]:
     ]
 
 
-def family_left_out(cards: Iterable[Card]) -> list[float]:
-    """Return the MAPE of matmuls in bf16 on each device whose whole family was left out of the fit."""
+def architecture_left_out(cards: Iterable[Card]) -> list[float]:
+    """Return the MAPE of matmuls in bf16 on each architecture that was left out of the fit."""
     rows = [row for card in cards if card.name == "gemm-bf16" for row in card.left_out]
     return [row.mape for row in rows if not row.siblings]
 
@@ -112,11 +112,11 @@ def family_left_out(cards: Iterable[Card]) -> list[float]:
 def _of_cards(cards: Sequence[Card]) -> list[_Goal]:
     rows = [row for card in cards if card.name == "gemm-bf16" for row in card.left_out]
     beside = [row.mape for row in rows if row.siblings]
-    alone = family_left_out(cards)
+    alone = architecture_left_out(cards)
     return [
         _Goal("matmuls in bf16, the device left out", 0.08, fmean(beside) if beside else None),
         _Goal(
-            "matmuls in bf16, its family left out (median)",
+            "matmuls in bf16, its architecture left out (median)",
             0.18,
             median(alone) if alone else None,
             _NO_SIBLING,
@@ -168,13 +168,13 @@ Estimates are most often needed for sizes and devices that were not measured. Th
 
 - *inside*: rows of `devval`, the part of each table that no fit uses;
 - *beyond sizes*: rows in the two largest octaves of any swept size, all of which were held out of the fit;
-- *sibling*: a device that was left out, while others of its family were in the fit (mean);
-- *family*: a device whose whole family was left out (median).
+- *sibling*: a device that was left out, while others of its architecture were in the fit (mean);
+- *architecture*: all devices of an architecture left out (median).
 
-A cell is empty if there is no sibling or family to leave out. Some rows of `moe-aiter` are faster than the
-peaks of their device permit (`calibrate.impossible-rows`), which no estimator predicts.
+A cell is empty if there is no sibling or architecture to leave out. Rows that are faster than the peaks of
+their device permit (`calibrate.impossible-rows`) are left out.
 
-| model | inside | beyond sizes | sibling | family |
+| model | inside | beyond sizes | sibling | architecture |
 | --- | --- | --- | --- | --- |
 """
 _PROGRAMS = """
@@ -215,20 +215,20 @@ def _growth(card: Card) -> str:
         return ""
     inside = sum(n * mape for n, mape in known) / sum(n for n, _ in known)
     siblings = [row.mape for row in card.left_out if row.siblings]
-    families = [row.mape for row in card.left_out if not row.siblings]
+    architectures = [row.mape for row in card.left_out if not row.siblings]
     figures = (
         inside,
         None if card.region is None else card.region.mape,
         fmean(siblings) if siblings else None,
-        median(families) if families else None,
+        median(architectures) if architectures else None,
     )
     shown = " | ".join("-" if each is None else f"{each:.1%}" for each in figures)
     return f"| {card.name} | {shown} |\n"
 
 
-_LEFT_OUT_TEXT = """Errors of `learned` on devices without rows in the fit, from the cards of the shipped
-models. A sibling is another device of the same family. Without a sibling in the fit,
-the model has no data of the family.
+_LEFT_OUT_TEXT = """Errors of `learned` on devices that are predicted from others only, from the cards of the
+shipped models. A sibling is another device of the same architecture. Without a sibling in the fit,
+the model has no data of the architecture.
 """
 
 

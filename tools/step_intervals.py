@@ -32,7 +32,7 @@ from hespas.fitting.held_out import weighted_quantiles
 from hespas.graph.columns import FloatArray
 from hespas.hardware import load_device
 from hespas.studies.league.predict import predicted_rows
-from tools.goals import family_left_out, shipped_cards
+from tools.goals import architecture_left_out, shipped_cards
 from tools.published_settings import prepared_table
 
 __all__ = [
@@ -232,7 +232,7 @@ def _new_device_deviation() -> float:
     the learned models: the median over devices of the mean size of the error, over that of a standard normal
     error.
     """
-    return median(family_left_out(shipped_cards())) / sqrt(2 / pi)
+    return median(architecture_left_out(shipped_cards())) / sqrt(2 / pi)
 
 
 def _toml(intervals: Iterable[StepInterval]) -> str:

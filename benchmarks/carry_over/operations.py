@@ -1,4 +1,4 @@
-"""Learned models beyond what was measured: sizes, devices and families of devices, left out in turn.
+"""Learned models beyond the measured sizes, left out in turn.
 
     python -m benchmarks.carry_over.operations --tables DIR [--part NAME ...] [--rows N] [--json FILE]
                                                [--against FILE]
@@ -10,10 +10,9 @@ random); figures are of ``devval`` rows:
     inside    sizes within those that were fitted on
     region    sizes in the two largest octaves of any swept dimension, which no row of the fit had
     m, n ...  the same of one dimension by itself
-    sibling   a device without rows in the fit, with some of its family there
-    family    a family of devices without rows in the fit
 
-and beside them, as *roofline*, what the data sheets alone say of the same rows.
+and beside them, as *roofline*, what the data sheets alone say of the same rows. Devices left out:
+:mod:`benchmarks.carry_over.new_devices`.
 """
 
 from __future__ import annotations
@@ -33,7 +32,6 @@ from hespas.fitting.learned_bases import beyond_region, swept
 from hespas.fitting.learned_parts import (
     PARTS,
     LearnedPart,
-    family_name,
     rows_for,
     rows_of_part,
 )
@@ -114,16 +112,6 @@ def cases(part: LearnedPart, table: Measurements, rows: int) -> Iterator[Case]:
             at = measured.hardware.where(name)
             beyond[at] = beyond_region(part, measured.ops.take(at), names)
         yield from mine.fitted(beyond, names[0] if names else "region")
-    families: dict[str, list[str]] = {}
-    for name in known:
-        families.setdefault(family_name(named_device(name)), []).append(name)
-    for members in families.values():
-        left_out = [("sibling", [name]) for name in members if len(members) > 1]
-        left_out += [("family", members)] if len(families) > 1 else []
-        for test, devices in left_out:
-            out = np.zeros(len(measured), np.bool_)
-            out[measured.hardware.where(*devices)] = True
-            yield from mine.fitted(out, test)
 
 
 def _found(folder: Path, parts: Sequence[LearnedPart], rows: int) -> Iterator[Case]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from functools import cache
-from math import nan
+from math import exp, log, nan, sqrt
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -20,6 +20,9 @@ import msgspec
 import numpy as np
 
 from hespas.estimators.configuration import WorkloadKind
+from hespas.estimators.learned.extrapolation import expected_deviation
+from hespas.estimators.learned.selection import OperationLabels, select_model
+from hespas.estimators.learned.serialization import cards_in, shipped_folder
 from hespas.graph import Diagnostics, Estimate, OpClass, OpGraph, Workload, reference_basis
 from hespas.hardware import Device
 from hespas.hardware.kernel_shares import training_shares
@@ -46,6 +49,9 @@ DATA = Path(__file__).with_name("step_intervals.toml")
 Level = Literal["measured", "new device"]
 """Extrapolation levels: kernels of the device (for training steps, of its family) were measured, or not."""
 LEVELS: tuple[Level, ...] = get_args(Level)
+_USUAL_DEVIATION = 0.21
+"""Expected deviation of matmuls in bf16 on left-out architectures, the median [log time]."""
+_USUAL_SCHEMES = ("bf16", "f16", "f32")
 _COMPARED = frozenset({"composite", "training"})
 """Estimators whose steps have been compared with measured ones."""
 _BOUNDED = frozenset({"imc"})
@@ -99,14 +105,38 @@ def device_level(kind: WorkloadKind, device: Device) -> Level:
 
 def step_factors(kind: WorkloadKind, device: Device, estimator: str) -> tuple[float, float]:
     """Return the factors on the predicted step time for the lower and upper end of its interval. They are NaN
-    for estimators that were not compared with measurements.
+    for estimators that were not compared with measurements. For devices without measurements they are farther
+    apart with the distance of the reference devices.
 
     ``estimator`` is the name of an estimator, with options.
     """
     if estimator.partition(":")[0] not in _COMPARED:
         return nan, nan
-    interval = step_intervals().get((kind, device_level(kind, device)))
-    return (interval.low, interval.high) if interval else (nan, nan)
+    level = device_level(kind, device)
+    interval, measured = (step_intervals().get((kind, each)) for each in (level, LEVELS[0]))
+    if interval is None or measured is None:
+        return nan, nan
+    if level == LEVELS[0]:
+        return interval.low, interval.high
+    # The file has the interval of a device with the usual deviation of left-out architectures.
+    middle = log(measured.low * measured.high) / 2
+    least, usual = (log(each.high / each.low) / 2 for each in (measured, interval))
+    ratio = _matmul_deviation(device) / _USUAL_DEVIATION
+    half = sqrt(least**2 + (usual**2 - least**2) * ratio**2)
+    return exp(middle - half), exp(middle + half)
+
+
+def _matmul_deviation(device: Device) -> float:
+    """Return the expected deviation [log time] of matmuls that the shipped models predict from reference
+    devices; the usual deviation without such devices.
+    """
+    for scheme in _USUAL_SCHEMES:
+        labels = OperationLabels("matmul", "", scheme, "")
+        selection = select_model(cards_in(shipped_folder()), labels, device)
+        if not isinstance(selection, str):
+            references = selection.references
+            return 0.0 if references is None else float(expected_deviation(references))
+    return _USUAL_DEVIATION
 
 
 def adds_intervals(estimator: str) -> bool:

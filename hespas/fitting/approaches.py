@@ -36,7 +36,7 @@ from hespas.fitting.collectives import fit_collectives
 from hespas.fitting.device_forms import Progress, fit_device
 from hespas.fitting.fits import bare, merged
 from hespas.fitting.learned import fit_rows
-from hespas.fitting.learned_parts import family_name, library_version
+from hespas.fitting.learned_parts import library_version
 from hespas.fitting.own_models import MOST_ROWS, Adaptable, OwnPart, adaptable, adapted, own_parts
 from hespas.fitting.recordings import fit_recordings
 from hespas.fitting.rows import has_several, known_variants, one_table
@@ -451,14 +451,14 @@ class LearnedTrees:
 
     def fault(self, test: str, tables: Sequence[Measurements], others: OtherDevices) -> str:
         """Return the reason why a test cannot be made, or an empty text. The test by operation needs a kind
-        with several operations. The test by device needs other devices of at least two families.
+        with several operations. The test by device needs other devices of at least two architectures.
         """
         if test == "op" and not any(has_several(table, tuple(FAMILIES)) for table in tables):
             return "`estimator=learned`: its kinds have one operation each"
-        families = {family_name(device) for device in others.devices.values()}
-        if test == "hardware" and len(families) < 2:
+        architectures = {device.architecture for device in others.devices.values()}
+        if test == "hardware" and len(architectures) < 2:
             listed = ", ".join(others.devices)
-            return f"`estimator=learned` needs other devices of at least two families, but has {listed}"
+            return f"`estimator=learned` needs other devices of at least two architectures, but has {listed}"
         return ""
 
     def fit(self, tables: Sequence[Measurements], device: Device, purpose: str) -> FitResult:

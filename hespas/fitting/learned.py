@@ -17,9 +17,10 @@ from numpy.typing import NDArray
 
 from hespas.estimators.interface import OperationModel
 from hespas.estimators.learned.ensemble import FAMILIES, Forest
-from hespas.estimators.learned.inference import octaves_of
+from hespas.estimators.learned.extrapolation import octaves_of
 from hespas.estimators.learned.serialization import (
     SCHEMA,
+    USUAL_INTERVAL,
     Candidate,
     Card,
     Cell,
@@ -33,10 +34,8 @@ from hespas.fitting.held_out import first_of_best, folds_of
 from hespas.fitting.learned_bases import with_bases
 from hespas.fitting.learned_extrapolation import (
     TAIL,
-    TRANSFER_FORM,
-    TransferTrees,
     devices_of,
-    fit_transfer,
+    left_out_devices,
     reach_of,
     region_of,
 )
@@ -49,8 +48,8 @@ from hespas.fitting.learned_parts import (
     rising,
     rows_for,
     rows_of_part,
-    transferable,
 )
+from hespas.fitting.rows import is_possible
 from hespas.fitting.statistics import error_figures
 from hespas.graph.columns import BoolArray, FloatArray, IntArray
 from hespas.graph.errors import UnsupportedError, UsageError
@@ -73,6 +72,7 @@ __all__ = [
     "support_of",
     "wholly_widened",
     "with_errors",
+    "with_new_devices",
 ]
 
 _FOLDS = 5
@@ -139,19 +139,24 @@ def fit_rows(part: LearnedPart, rows: TrainingRows, *, seed: int, own: bool = Fa
             *(interval for interval in intervals[1:] if interval.n >= FEWEST_MARGINS),
         )
     main = grow(rows.table, rows.ratio, chosen.form, seed=seed, rising=rising(part, rows.names))
-    transfer = fit_transfer(part, rows, bases, seed=seed)
     region = region_of(part, plain, chosen.form, chosen.residual, seed=seed)
     forests: dict[str, Forest] = {"main": main, "low": low, "high": high}
-    if transfer.forest is not None:
-        forests["transfer"] = transfer.forest
-    card = _card(part, rows, chosen, intervals, transfer, groups=int(group.max()) + 1, seed=seed)
+    card = _card(part, rows, chosen, intervals, groups=int(group.max()) + 1, seed=seed)
     card = with_fields(
         card, form_share=bases.share, forms=dict(bases.forms), bases=bases.bases, region=region
     )
     if own:
         training = with_fields(card.training, split=splits_of(rows.measured))
         card = with_fields(card, training=training, errors=errors_of_folds(rows.measured, chosen.residual))
-    return LearnedModel(card, forests, support_of(part.support, rows.measured.ops))
+    return with_new_devices(
+        LearnedModel(card, forests, support_of(part.support, rows.measured.ops)), rows, seed=seed
+    )
+
+
+def with_new_devices(model: LearnedModel, rows: TrainingRows, *, seed: int) -> LearnedModel:
+    """Return the model with its errors on left-out devices and with the interval that follows from them."""
+    unseen, errors = left_out_devices(model, rows, seed=seed)
+    return LearnedModel(with_fields(model.card, unseen=unseen, left_out=errors), model.forests, model.octaves)
 
 
 def chosen_form(
@@ -201,7 +206,6 @@ def fit_settings(
         share_of_columns=form.columns,
         least_rows_of_leaf=form.least_rows,
         rising_columns=(),
-        transfer_trees=0,
         library=library_version(),
     )
 
@@ -322,16 +326,16 @@ def _card(
     rows: TrainingRows,
     chosen: _ChosenForm,
     intervals: Sequence[Interval],
-    transfer: TransferTrees,
     *,
     groups: int,
     seed: int,
 ) -> Card:
-    """Return the card of a model, without its bases, its region beyond the fitted sizes, and its errors."""
+    """Return the card of a model, without its bases, its region beyond the fitted sizes, and its errors on
+    other rows and devices.
+    """
     training = with_fields(
         fit_settings(rows.measured, chosen.form, split="calib", groups=groups, seed=seed),
         rising_columns=tuple(rows.names[column] for column in rising(part, rows.names)),
-        transfer_trees=TRANSFER_FORM.trees if transfer.forest is not None else 0,
     )
     return Card(
         schema=SCHEMA,
@@ -342,18 +346,17 @@ def _card(
         forms={},
         bases=(),
         columns=rows.names,
-        transfer_columns=() if transfer.forest is None else transferable(part, rows.names),
+        transfer_columns=(),
         codes={name: dict(numbers) for name, numbers in rows.codes.items()},
         support=part.support,
         reach=reach_of(part.support, rows.measured.ops),
         cells=cells_of(rows.measured),
         devices=devices_of(rows),
         intervals=tuple(intervals),
-        unseen=transfer.unseen,
+        unseen=USUAL_INTERVAL,
         region=None,
         training=training,
         selection=chosen.candidates,
-        left_out=transfer.errors,
     )
 
 
@@ -369,12 +372,13 @@ def with_errors(
 
 def scored(estimator: OperationModel, measured: Measurements) -> tuple[ErrorRow, ...]:
     """Return the errors of ``estimator`` on the rows, per device, kind, operation, number format and
-    variant.
+    variant. As in fits, rows that are faster than the roofline of their device are left out.
     """
     errors: list[ErrorRow] = []
     for name in sorted(set(measured.hardware.used()) & set(device_names())):
-        on_device = measured.on(name)
-        prediction = estimator.predict(on_device.ops, named_device(name))
+        device, on_device = named_device(name), measured.on(name)
+        on_device = on_device.take(np.flatnonzero(is_possible(on_device, device)))
+        prediction = estimator.predict(on_device.ops, device)
         for labels, rows in on_device.ops.classes():
             covered = rows[~np.isnan(prediction.duration_ns[rows])]
             actual = on_device.duration_ns[covered]

@@ -1,40 +1,46 @@
-"""Learned models outside their fit: trees for devices that were not measured, and errors on sizes beyond the
+"""Learned models outside their fit: errors on devices that were left out of it, and on sizes beyond the
 measured ones.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
 
-from hespas.estimators.learned.bases import NEARNESS_LEVELS, FittedDevice, nearest_devices
-from hespas.estimators.learned.ensemble import Forest
-from hespas.estimators.learned.inference import octaves_beyond
-from hespas.estimators.learned.serialization import LeftOutError, NewDeviceInterval, Region
-from hespas.fitting.learned_bases import Bases, beyond_region, with_bases
-from hespas.fitting.learned_parts import (
-    BoostingForm,
-    LearnedPart,
-    TrainingRows,
-    family_name,
-    grow,
-    rising,
-    transferable,
+from hespas.estimators.learned.bases import FittedDevice, nearest_devices
+from hespas.estimators.learned.extrapolation import (
+    GROUP,
+    expected_deviation,
+    octaves_beyond,
+    reference_times,
+    shares_of_trees,
+    size_of,
 )
+from hespas.estimators.learned.serialization import (
+    USUAL_INTERVAL,
+    LearnedModel,
+    LeftOutError,
+    NewDeviceInterval,
+    Region,
+)
+from hespas.estimators.rates import roof_ns
+from hespas.fitting.held_out import weighted_quantiles
+from hespas.fitting.learned_bases import beyond_region, with_bases
+from hespas.fitting.learned_parts import BoostingForm, LearnedPart, TrainingRows, grow, rising
 from hespas.fitting.statistics import error_figures
 from hespas.graph.columns import BoolArray, FloatArray, IntArray
-from hespas.operations import Operations
+from hespas.operations import Labels, Operations
 
-__all__ = ["TAIL", "TRANSFER_FORM", "TransferTrees", "devices_of", "fit_transfer", "reach_of", "region_of"]
+__all__ = ["TAIL", "devices_of", "left_out_devices", "reach_of", "region_of"]
 
 TAIL = 0.05
 """Share of rows on each side of an interval of 90 %."""
-TRANSFER_FORM = BoostingForm(trees=300, leaves=31, learning_rate=0.1)
-_MOST_ROWS = 40_000
 _MOST_ROWS_OF_DEVICE = 5000
+_USUAL_TESTS = 3
+"""Tests on left-out devices with the same weight as the usual interval."""
 _MOST_ROWS_INSIDE = 4000
 _MOST_ROWS_BEYOND = 1500
 _FEWEST_INSIDE = 200
@@ -44,27 +50,12 @@ _STEPS = (0.5, 1.0, 2.0)
 """Limits of the ranges of octaves beyond the fit whose rows are evaluated together."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class TransferTrees:
-    """Trees for devices that were not measured. Their inputs do not identify the device. ``unseen`` are the
-    intervals and ``errors`` the errors on held-out devices.
-
-    If only one device was measured, ``forest`` is None, because the errors of such a model cannot be
-    measured.
-    """
-
-    forest: Forest | None
-    unseen: tuple[NewDeviceInterval, ...]
-    errors: tuple[LeftOutError, ...]
-
-
 def devices_of(rows: TrainingRows) -> tuple[FittedDevice, ...]:
     """Return the devices that the rows were measured on, ordered by name."""
     return tuple(
         FittedDevice(
             name=name,
-            vendor=device.vendor,
-            family=device.family,
+            arch=device.architecture,
             kind=device.kind,
             rows=len(of_device),
         )
@@ -73,41 +64,64 @@ def devices_of(rows: TrainingRows) -> tuple[FittedDevice, ...]:
 
 
 def reach_of(dims: Sequence[str], ops: Operations) -> dict[str, tuple[float, float]]:
-    """Return the smallest and largest value of each size in ``dims``."""
-    sizes = {name: size[~np.isnan(size)] for name in dims if len(size := ops.dim(name))}
+    """Return the smallest and largest value of each size in ``dims``. In attention for one new token the
+    number of query heads per key head is a size too.
+    """
+    names = [*dims, *([GROUP] if "attention.generation" in ops.kind.used() else [])]
+    sizes = {name: size[~np.isnan(size)] for name in names if len(size := size_of(ops, name))}
     return {name: (float(size.min()), float(size.max())) for name, size in sizes.items() if len(size)}
 
 
-def fit_transfer(part: LearnedPart, rows: TrainingRows, bases: Bases, *, seed: int) -> TransferTrees:
-    """Fit trees for devices that were not measured, with intervals from held-out devices and families.
+def left_out_devices(
+    model: LearnedModel, rows: TrainingRows, *, seed: int
+) -> tuple[NewDeviceInterval, tuple[LeftOutError, ...]]:
+    """Return the interval of predictions for devices without measurements, and the errors on left-out
+    devices: on each device whose architecture has other devices in the fit, then on each architecture.
 
-    The bases of a held-out device are the bases of its reference devices, as for a device without
-    measurements.
+    A left-out device is predicted from the other devices, as one without measurements. Their trees and forms
+    are not fitted again without it: they predict times of the other devices, which its rows do not change.
     """
-    names = transferable(part, rows.names)
-    table, rising_columns = rows.columns(names), rising(part, names)
-    if len(rows.devices) < 2 or not table.shape[1]:
-        return TransferTrees(None, (), ())
-    errors: list[LeftOutError] = []
-    residuals: dict[str, list[FloatArray]] = {}
-    families: dict[str, list[str]] = {}
-    for name, device in sorted(rows.devices.items()):
-        families.setdefault(family_name(device), []).append(name)
-    # Single devices with siblings that stay in the fit, then whole families.
+    card = model.card
+    seen = devices_of(rows)
+    architectures: dict[str, list[str]] = {}
+    for device in seen:
+        architectures.setdefault(device.arch, []).append(device.name)
     tests: list[tuple[tuple[str, ...], bool]] = [
-        ((name,), True) for members in families.values() if len(members) > 1 for name in members
+        ((name,), True) for members in architectures.values() if len(members) > 1 for name in members
     ]
-    tests += [(tuple(members), False) for members in families.values()]
+    tests += [(tuple(members), False) for members in architectures.values()]
+    errors: list[LeftOutError] = []
+    units: list[FloatArray] = []
     for held_out, has_siblings in tests:
-        test = rows.of_devices(held_out)
-        fitted = _drawn(~test, _MOST_ROWS, seed)
-        if not len(fitted):
+        others = [device.name for device in seen if device.name not in held_out]
+        drawn = _drawn(rows.of_devices(held_out), _MOST_ROWS_OF_DEVICE * len(held_out), seed)
+        tested = rows.take(drawn)
+        residual, unit = np.full(len(drawn), np.nan), np.full(len(drawn), np.nan)
+        for name in held_out:
+            new = rows.devices[name]
+            of_device = tested.measured.hardware.where(name)
+            measured = tested.measured.take(of_device)
+            for labels, of_class in measured.ops.classes():
+                # Another library's version is used if only the left-out devices ran this one.
+                alike = [cell for cell in card.cells if (cell.kind, cell.op, cell.scheme) == labels[:3]]
+                alike = [cell for cell in alike if set(others) & set(cell.rows)]
+                if not alike:
+                    continue
+                cell = max(alike, key=lambda cell: (cell.variant == labels[3], sum(cell.rows.values())))
+                among = [other for other in others if other in cell.rows]
+                references = nearest_devices(new, seen, among, labels[0], labels[2])
+                if references is None:
+                    continue
+                variant = Labels.constant(cell.variant, len(of_class))
+                part = replace(measured.ops.take(of_class), variant=variant)
+                found = reference_times(model, references, part, new)
+                log_ns = np.log(np.fmax(np.exp(found.log_ns), roof_ns(part, new)))
+                residual[of_device[of_class]] = np.log(measured.duration_ns[of_class]) - log_ns
+                unit[of_device[of_class]] = expected_deviation(references, found.spread)
+        known = np.flatnonzero(~np.isnan(residual))
+        if not len(known):
             continue
-        forest = grow(table[fitted], rows.ratio[fitted], TRANSFER_FORM, seed=seed, rising=rising_columns)
-        tested = _drawn(test, _MOST_ROWS_OF_DEVICE * len(held_out), seed)
-        tier, ratio = _ratio_of_references(rows.take(tested), bases, held_out, seen=devices_of(rows))
-        residual = ratio - forest.predict(table[tested])
-        figures = error_figures(np.expm1(-residual))
+        figures = error_figures(np.expm1(-residual[known]))
         errors.append(
             LeftOutError(
                 hardware=held_out,
@@ -115,46 +129,21 @@ def fit_transfer(part: LearnedPart, rows: TrainingRows, bases: Bases, *, seed: i
                 mape=round(figures["mape"], 6),
                 median_ape=round(figures["median_ape"], 6),
                 bias=round(figures["bias"], 6),
-                n=len(residual),
+                n=len(known),
             )
         )
-        residuals.setdefault(tier, []).append(residual)
-    # Intervals hold 90 % by extrapolation level. Held-out devices have equal weights, and the interval of a
-    # nearer reference device is never the wider one.
-    unseen: list[NewDeviceInterval] = []
-    low = high = 0.0
-    for tier in NEARNESS_LEVELS:
-        of_tier = residuals.get(tier, ())
-        if of_tier:
-            low = min(low, float(np.mean([np.quantile(residual, TAIL) for residual in of_tier])))
-            high = max(high, float(np.mean([np.quantile(residual, 1 - TAIL) for residual in of_tier])))
-            unseen.append(
-                NewDeviceInterval(tier=tier, low=round(low, 6), high=round(high, 6), n=len(of_tier))
-            )
-    fitted = _drawn(np.ones(len(rows.ratio), np.bool_), 2 * _MOST_ROWS, seed)
-    forest = grow(table[fitted], rows.ratio[fitted], TRANSFER_FORM, seed=seed, rising=rising_columns)
-    return TransferTrees(forest, tuple(unseen), tuple(errors))
-
-
-def _ratio_of_references(
-    rows: TrainingRows, bases: Bases, held_out: tuple[str, ...], *, seen: Sequence[FittedDevice]
-) -> tuple[str, FloatArray]:
-    """Return the extrapolation level of held-out devices, and the log of their measured times over their base
-    times.
-
-    As for devices without measurements, the base times use the parameters of the reference devices in
-    ``seen``.
-    """
-    others = [device.name for device in seen if device.name not in held_out]
-    ratio, tier = np.full(len(rows.ratio), np.nan), ""
-    for name in held_out:
-        of_device = rows.measured.hardware.where(name)
-        device = rows.devices[name]
-        references = nearest_devices(device, seen, others)
-        tier = NEARNESS_LEVELS[-1] if references is None else references.nearness
-        names = others if references is None else references.names
-        ratio[of_device] = bases.log_ratio(rows, of_device, device, names)
-    return tier, ratio
+        units.append(residual[known] / unit[known])
+    if not units:
+        return USUAL_INTERVAL, ()
+    # All tests have equal weights; the usual interval counts as much as some more of them.
+    weights = np.concatenate([np.full(len(values), 1 / (len(values) * len(units))) for values in units])
+    own = weighted_quantiles(np.concatenate(units), weights)
+    share = len(units) / (len(units) + _USUAL_TESTS)
+    low, high = (
+        round(share * end + (1 - share) * usual, 6)
+        for end, usual in zip(own, (USUAL_INTERVAL.low, USUAL_INTERVAL.high), strict=True)
+    )
+    return NewDeviceInterval(low=min(low, 0.0), high=max(high, 0.0), n=len(units)), tuple(errors)
 
 
 def region_of(
@@ -184,8 +173,10 @@ def region_of(
             continue
         ops = outside.measured.ops.take(rows)
         ratio = bases.log_ratio(outside, rows, device, [name])
-        outside_residual[rows] = ratio - forest.predict(outside.table[rows])
-        octaves[rows] = octaves_beyond(reach_of(part.support, inside.measured.ops.take(near)), ops)
+        reach = reach_of(part.support, inside.measured.ops.take(near))
+        octaves[rows] = octaves_beyond(reach, ops)
+        share = shares_of_trees(reach, ops, octaves[rows])
+        outside_residual[rows] = ratio - share * forest.predict(outside.table[rows])
     is_known = ~np.isnan(outside_residual)
     return _region_from(outside_residual[is_known], octaves[is_known], residual[~np.isnan(residual)])
 

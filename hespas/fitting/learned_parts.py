@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hespas.estimators.learned.ensemble import FAMILIES, Forest, features_of
-from hespas.estimators.learned.inference import code_columns
+from hespas.estimators.learned.extrapolation import code_columns
 from hespas.fitting.rows import is_possible
 from hespas.fitting.statistics import one_thread
 from hespas.graph.columns import BoolArray, FloatArray, IntArray
@@ -37,13 +37,11 @@ __all__ = [
     "Loss",
     "TrainingRows",
     "constant",
-    "family_name",
     "grow",
     "library_version",
     "rising",
     "rows_for",
     "rows_of_part",
-    "transferable",
 ]
 
 Loss = Literal["squared_error", "absolute_error"]
@@ -72,14 +70,6 @@ _COARSE = replace(ROBUST, trees=400, leaves=31, learning_rate=0.06, least_rows=2
 SMALL = BoostingForm(trees=150, leaves=31, learning_rate=0.15)
 _LARGE = BoostingForm(trees=400, leaves=63, learning_rate=0.12)
 _VERSION = re.compile(r" v?\d[\w.]*")
-_DEVICE_COLUMNS = frozenset(
-    {"peak", "peak_per_unit", "ridge", "bandwidth", "units", "cache", "arithmetic", "memory"}
-)
-"""Columns that distinguish devices. A model for devices that were not measured does not use them."""
-_PRODUCT_SIZES = frozenset(
-    {"m", "n", "k", "smallest", "m_over_n", "inputs", "weights", "outputs", "n_over_k", "images"}
-)
-"""Further such columns of matmuls."""
 _RISING = frozenset({"loss", "row_loss"})
 """Columns with which the time of stream operations can only rise: the loss in the last wave of simple
 kernels. Matmuls use other kernels for other shapes, so their time may fall with such a column.
@@ -218,20 +208,6 @@ def rising(part: LearnedPart, names: tuple[str, ...]) -> tuple[int, ...]:
     """
     is_stream = FAMILIES[part.kinds[0]] == "stream"
     return tuple(index for index, name in enumerate(names) if is_stream and name in _RISING)
-
-
-def family_name(device: Device) -> str:
-    """Return the vendor and family of a device. Tests of transfer hold out such a family as a whole."""
-    return f"{device.vendor} {device.family}"
-
-
-def transferable(part: LearnedPart, names: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the names of the tree columns that do not identify a device, so that they are useful for new
-    devices.
-    """
-    is_product = FAMILIES[part.kinds[0]] == "product"
-    of_devices = _DEVICE_COLUMNS | _PRODUCT_SIZES if is_product else _DEVICE_COLUMNS
-    return tuple(name for name in names if name not in of_devices)
 
 
 def rows_for(

@@ -1,13 +1,15 @@
 """Learned models of a user's own rows: fitted to many rows, or adapted from models of reference devices to a
 few.
 
-A device that no shipped model was fitted to is predicted by its reference devices: their fitted forms at its
-own rates, corrected by trees that transfer. With some rows of the device, parts of this product are fitted,
-each with the preceding one as its prior:
+A device that no shipped model was fitted to is predicted from its reference devices. With some rows of the
+device, this prediction is corrected:
 
-    reference parameters  ->  parameters of this device  x  trees that transfer  x  trees grown here
+    prediction from reference devices  x  form with parameters of this device / with theirs  x  trees
 
-The number of trees is chosen on held-out folds, starting with none (one factor for all rows).
+Held-out folds decide how much of it is fitted: nothing, one factor, the parameters of the form, trees, or a
+form of this device alone. Nothing is fitted unless the smallest error is below the error without any fit by
+more than its uncertainty. The stated error includes this choice: it is measured on rows that were left out of
+the choice too (nested cross-validation: Varma and Simon, BMC Bioinformatics 7:91, 2006).
 """
 
 from __future__ import annotations
@@ -19,20 +21,19 @@ from dataclasses import dataclass, replace
 from itertools import count
 from math import inf, isfinite
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 from msgspec.structs import replace as with_fields
 
 from hespas.estimators.forms import FORMS, Form, Values, form_time_ns, machine_of
-from hespas.estimators.learned.bases import REFERENCE_DEVICES, Base, BaseIndex, combined_ns
-from hespas.estimators.learned.ensemble import FAMILIES, Forest, features_of
-from hespas.estimators.learned.inference import code_columns
+from hespas.estimators.learned.bases import REFERENCE_DEVICES, Base, BaseIndex, nearest_devices
+from hespas.estimators.learned.ensemble import FAMILIES, Forest
+from hespas.estimators.learned.extrapolation import reference_times, tree_columns
 from hespas.estimators.learned.selection import ModelSelection, OperationLabels, select_model
 from hespas.estimators.learned.serialization import Candidate, Card, LearnedModel, load_model
 from hespas.fitting.device_forms import Prior, solve
 from hespas.fitting.fits import rounded
-from hespas.fitting.held_out import parts_in_turn
+from hespas.fitting.held_out import first_of_best, parts_in_turn
 from hespas.fitting.learned import (
     FEWEST_MARGINS,
     cells_of,
@@ -65,7 +66,7 @@ from hespas.fitting.rows import may_be_fitted, one_table
 from hespas.graph.columns import FloatArray, IntArray
 from hespas.hardware import Device
 from hespas.measurements import Measurements
-from hespas.operations import find_scheme
+from hespas.operations import Labels, find_scheme
 
 __all__ = [
     "FEWEST_ROWS",
@@ -85,6 +86,10 @@ _FEWEST_GROUPS = 5
 _WIDTH = 0.5
 """Standard deviation of parameters from the parameters of reference devices (ln units)."""
 _CALLS = 40
+_MOST_NESTED_ROWS = 600
+"""Most rows for which the choice of an option is repeated without each fold. With more rows the choice
+changes the error by less than the error is uncertain.
+"""
 _FIRM_ROWS = 5.0
 """Rows with the same weight as the prior that a common factor is 1."""
 _LARGEST_SHARE, _LARGEST_ROWS = 0.1, 5
@@ -116,23 +121,64 @@ def adapted(adaptable_rows: Adaptable, device: Device, *, seed: int) -> LearnedM
     references = _ReferenceModel(
         load_model(adaptable_rows.path), adaptable_rows.choices, device, rows.measured
     )
-    folds = references.folds(fold // 2)
-    without_trees = [
-        references.residual(folds, None, transfers=option, seed=seed) for option in (True, False)
-    ]
-    transfers = chosen_form([_NO_TREES] * 2, without_trees, len(group))[0] == 0
-    count = len(group)
+    fold = fold // 2
+    options = _options(len(group))
+    groups = len(np.unique(group))
+
+    def choose(among: IntArray) -> tuple[int, FloatArray, tuple[Candidate, ...]]:
+        """Return the best option on the rows ``among``, its errors on held-out folds of these rows, and all
+        options with their errors.
+        """
+        residuals = [np.full(len(among), np.nan) for _ in options]
+        for others, held_out in parts_in_turn(fold[among]):
+            found = references.residuals(among[others], among[held_out], options, seed=seed)
+            for residual, of_fold in zip(residuals, found, strict=True):
+                residual[held_out] = of_fold
+        forms = [option.trees or _NO_TREES for option in options]
+        best, candidates = chosen_form(forms, residuals)
+        pair = [candidates[0].mape, candidates[best].mape]
+        best = best if first_of_best(pair, groups * len(among) / len(group)) else 0
+        marked = (with_fields(each, chosen=number == best) for number, each in enumerate(candidates))
+        return best, residuals[best], tuple(marked)
+
+    best, residual, candidates = choose(np.arange(len(group)))
+    if len(group) <= _MOST_NESTED_ROWS:
+        for others, held_out in parts_in_turn(fold):
+            option = options[choose(others)[0]]
+            [residual[held_out]] = references.residuals(others, held_out, [option], seed=seed)
+    chosen = _ChosenAdaptation(options[best], candidates, residual, group)
+    return references.model(part, rows, chosen, seed)
+
+
+@dataclass(frozen=True, slots=True)
+class _Adaptation:
+    """Option of an adaptation. ``transfers`` is True if the prediction from the reference devices is
+    corrected, False for a form of the device alone. ``fits_form`` is True if the parameters of the form are
+    fitted. ``trees`` are the hyperparameters of new trees; None: one factor for all rows, if ``scales``.
+    """
+
+    transfers: bool = True
+    fits_form: bool = False
+    scales: bool = False
+    trees: BoostingForm | None = None
+
+
+def _options(count: int) -> list[_Adaptation]:
+    """Return the options for ``count`` rows, those with the fewest fitted parameters first."""
     forms = (
         BoostingForm(trees=30, leaves=4, learning_rate=0.1, least_rows=max(3, count // 20), columns=0.5),
         BoostingForm(trees=100, leaves=8, learning_rate=0.1, least_rows=max(4, count // 50), columns=0.5),
         BoostingForm(trees=300, leaves=15, learning_rate=0.08, least_rows=10, columns=0.4),
     )
-    # From the fewest trees on; None is one factor for all rows.
-    options = (None, *(form for form in forms if count >= 4 * form.least_rows))
-    residuals = [references.residual(folds, form, transfers=transfers, seed=seed) for form in options]
-    best, candidates = chosen_form([form or _NO_TREES for form in options], residuals, len(residuals[0]))
-    chosen = _ChosenAdaptation(transfers, options[best], candidates, residuals[best], group)
-    return references.model(part, rows, chosen, seed)
+    trees = [form for form in forms if count >= 4 * form.least_rows]
+    return [
+        _Adaptation(),
+        _Adaptation(scales=True),
+        _Adaptation(fits_form=True, scales=True),
+        *(_Adaptation(fits_form=True, trees=form) for form in trees),
+        _Adaptation(transfers=False, fits_form=True, scales=True),
+        *(_Adaptation(transfers=False, fits_form=True, trees=form) for form in trees[-1:]),
+    ]
 
 
 def adaptable(
@@ -180,15 +226,11 @@ def _reference_bases(choice: ModelSelection) -> list[Base]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _ChosenAdaptation:
-    """Chosen options of an adaptation. ``transfers`` is True if the transfer trees of the reference model are
-    used. ``form`` are the hyperparameters of the new trees (None: no new trees).
-
-    ``candidates`` are all tested options with their errors. ``residual`` are the errors [log time] of
-    held-out rows, ``group`` their groups.
+    """Chosen option of an adaptation. ``candidates`` are all tested options with their errors. ``residual``
+    are the errors [log time] of held-out rows, ``group`` their groups.
     """
 
-    transfers: bool
-    form: BoostingForm | None
+    option: _Adaptation
     candidates: tuple[Candidate, ...]
     residual: FloatArray
     group: IntArray
@@ -203,16 +245,6 @@ class _FittedForm:
     form: Form
     values: Values
     expected: Values
-
-
-class _AdaptationFold(NamedTuple):
-    """One fold of the adaptation: the rows to which the forms were ``fitted``, the ``held_out`` rows, and for
-    all rows the log of measured over predicted time (``ratio``).
-    """
-
-    fitted: IntArray
-    held_out: IntArray
-    ratio: FloatArray
 
 
 class _ReferenceModel:
@@ -236,51 +268,51 @@ class _ReferenceModel:
                 self.codes[name] = {
                     labels[column]: numbers[label] for labels, label in label_of.items() if label in numbers
                 }
-        ops = measured.ops
-        features = features_of(card.family, ops, device, overhead_ns=card.overhead_ns)
-        columns = dict(zip(features.names, features.columns.T, strict=True))
-        labels = {"variant": ops.variant, "scheme": ops.scheme, "op": ops.op}
-        coded = code_columns(self.codes, labels)
-        columns |= {name: column.astype(np.float32) for name, column in coded.items()}
-        self.names = tuple(name for name, column in columns.items() if np.ptp(column) > 0)
-        self._table = np.stack([columns[name] for name in self.names], axis=1).astype(np.float32)
-        self._sheet_ns = features.base_ns
-        self._transfer = np.zeros(len(measured))
-        if card.transfer_columns:
-            table = np.stack([columns[name] for name in card.transfer_columns], axis=1)
-            self._transfer = model.forests["transfer"].predict(table.astype(np.float32))
+        coded = tree_columns(with_fields(card, codes=self.codes), measured.ops, device)
+        self.names = tuple(
+            name for name, column in coded.by_name.items() if np.isfinite(column).all() and np.ptp(column) > 0
+        ) or (next(iter(coded.by_name)),)
+        self._table, self._sheet_ns = coded.matrix(self.names), coded.sheet_ns
+        self._others = tuple(other for other in card.devices if other.name != device.name)
+        self._before = np.full(len(measured), np.nan)
+        names = [other.name for other in self._others]
+        for labels, rows in self._classes:
+            cell, part = choices[labels].cell, measured.ops.take(rows)
+            fitted = replace(
+                part,
+                op=Labels.constant(cell.op, len(rows)),
+                scheme=Labels.constant(cell.scheme, len(rows)),
+                variant=Labels.constant(cell.variant, len(rows)),
+            )
+            references = nearest_devices(device, self._others, names, labels[0], labels[2])
+            if references is not None:
+                self._before[rows] = reference_times(model, references, fitted, device).log_ns
 
-    def folds(self, fold: IntArray) -> list[_AdaptationFold]:
-        """Return each fold, with the log of measured over predicted time of all rows by forms that were
-        fitted without the fold.
+    def residuals(
+        self, numbers: IntArray, tested: IntArray, options: Sequence[_Adaptation], *, seed: int
+    ) -> list[FloatArray]:
+        """Return the errors [log time] of each option on the rows ``tested``, fitted to the rows
+        ``numbers``.
         """
-        return [
-            _AdaptationFold(fitted, held_out, self._log_ratio(self._fits(fitted)))
-            for fitted, held_out in parts_in_turn(fold)
-        ]
-
-    def residual(
-        self, folds: Sequence[_AdaptationFold], form: BoostingForm | None, *, transfers: bool, seed: int
-    ) -> FloatArray:
-        """Return the errors [log time] that one choice of options has on held-out rows, shape ``(rows,)``."""
-        residual = np.full(len(self._measured), np.nan)
-        for fold in folds:
-            ratio = fold.ratio - transfers * self._transfer
-            forest = self._grown(ratio, fold.fitted, form, seed)
-            residual[fold.held_out] = ratio[fold.held_out] - forest.predict(self._table[fold.held_out])
-        return residual
+        fits = self._fits(numbers) if any(option.fits_form for option in options) else None
+        residuals: list[FloatArray] = []
+        for option in options:
+            ratio = self._log_ratio(option, fits)
+            forest = self._grown(ratio, numbers, option, seed)
+            residuals.append(ratio[tested] - forest.predict(self._table[tested]))
+        return residuals
 
     def model(
         self, part: LearnedPart, rows: TrainingRows, chosen: _ChosenAdaptation, seed: int
     ) -> LearnedModel:
-        """Return the adapted model, fitted to all rows with the chosen options."""
-        fits = self._fits(np.arange(len(self._measured)))
-        ratio = self._log_ratio(fits) - chosen.transfers * self._transfer
+        """Return the adapted model, fitted to all rows with the chosen option."""
+        option, rows_of_all = chosen.option, np.arange(len(self._measured))
+        fits = self._fits(rows_of_all if option.fits_form else rows_of_all[:0])
+        ratio = self._log_ratio(option, fits)
         flat = constant(len(self.names), 0.0)
-        main = self._grown(ratio, np.arange(len(ratio)), chosen.form, seed)
-        forests = {"main": main, "low": flat, "high": flat}
-        if chosen.transfers and self._model.card.transfer_columns:
-            forests["transfer"] = self._model.forests["transfer"]
+        forests = {"main": self._grown(ratio, rows_of_all, option, seed), "low": flat, "high": flat}
+        if option.transfers:
+            forests["transfer"] = self._model.forests["main"]
         before, ops = self._model.card, self._measured.ops
         reach, own = dict(before.reach), reach_of(part.support, ops)
         for name, (low, high) in own.items():
@@ -290,33 +322,32 @@ class _ReferenceModel:
         training = with_fields(
             fit_settings(
                 self._measured,
-                chosen.form or _NO_TREES,
+                option.trees or _NO_TREES,
                 split=splits_of(self._measured),
                 groups=int(chosen.group.max()) + 1,
                 seed=seed,
             ),
             provenance=(self._measured.provenance, *before.training.provenance),
             form=before.training.form,
-            transfer_trees=before.training.transfer_trees,
         )
         card = with_fields(
             before,
             name=part.name,
             adapts=before.name,
-            forms={fit.form.name: before.forms[fit.form.name] for fit in fits.values()},
-            bases=tuple(self._bases(fits)),
+            forms=before.forms,
+            bases=(*self._bases(fits, ratio), *(self._bases_of_references() if option.transfers else ())),
             columns=self.names,
-            transfer_columns=before.transfer_columns if "transfer" in forests else (),
+            transfer_columns=before.columns if option.transfers else (),
             codes=self.codes,
             reach=reach,
             cells=cells_of(self._measured),
             devices=devices_of(rows),
             intervals=(wholly_widened(chosen.residual, chosen.group),),
-            unseen=(),
             training=training,
             selection=chosen.candidates,
             left_out=(),
             errors=errors_of_folds(self._measured, chosen.residual),
+            references=self._others if option.transfers else (),
         )
         return LearnedModel(card, forests, np.unique(np.concatenate((self._model.octaves, octaves)), axis=0))
 
@@ -326,13 +357,18 @@ class _ReferenceModel:
         """
         fits: dict[_Labels, _FittedForm] = {}
         for labels, rows in self._classes:
-            # Expected values are geometric means over the bases with the form of the first; for a parameter
-            # that is a choice, the most frequent value.
-            bases = _reference_bases(self._choices[labels])
+            # Expected values are weighted geometric means over the bases with the form of the first; for a
+            # parameter that is a choice, the most frequent value.
+            choice = self._choices[labels]
+            bases = _reference_bases(choice)
             form = FORMS[bases[0].form]
+            bases = [base for base in bases if base.form == form.name]
             names = self._model.card.forms[form.name]
-            expected_values = np.array([base.parameters for base in bases if base.form == form.name])
-            means: list[float] = np.exp(np.log(expected_values).mean(axis=0)).tolist()
+            expected_values = np.array([base.parameters for base in bases])
+            assert choice.references is not None
+            shares = dict(zip(choice.references.names, choice.references.weights, strict=True))
+            weights = [shares[base.hardware] for base in bases]
+            means: list[float] = np.exp(np.average(np.log(expected_values), axis=0, weights=weights)).tolist()
             expected = dict(zip(names, means, strict=True))
             for parameter in form.parameters:
                 if not parameter.varies:
@@ -361,38 +397,41 @@ class _ReferenceModel:
             fits[labels] = _FittedForm(form, values, expected)
         return fits
 
-    def _log_ratio(self, fits: Mapping[_Labels, _FittedForm]) -> FloatArray:
-        """Return the log of measured times over base times, shape ``(rows,)``.
+    def _log_ratio(self, option: _Adaptation, fits: Mapping[_Labels, _FittedForm] | None) -> FloatArray:
+        """Return the log of measured over predicted times before any trees, shape ``(rows,)``.
 
-        The base times use the parameters of the reference devices. They are multiplied by the ratio of two
-        times of the form: with the parameters fitted to this device, and with the parameters of the reference
-        devices.
+        The prediction is the one from the reference devices, multiplied by the ratio of two times of the
+        form: with the parameters fitted to this device, and with those of the reference devices. If the
+        option does not transfer, it is the time of the form alone.
         """
         ratio = np.log(self._measured.duration_ns)
+        if option.transfers:
+            ratio -= self._before
+        if fits is None or not option.fits_form:
+            return ratio
         for labels, rows in self._classes:
             machine, fit = machine_of(self._device, labels[0], labels[2]), fits[labels]
             part = self._measured.ops.take(rows)
-            own, expected = (
-                np.log(form_time_ns(fit.form, values, part, machine)) for values in (fit.values, fit.expected)
-            )
-            base_ns = combined_ns(expected, self._sheet_ns[rows], self._model.card.form_share)
-            ratio[rows] -= np.log(base_ns) + own - expected
+            ratio[rows] -= np.log(form_time_ns(fit.form, fit.values, part, machine))
+            if option.transfers:
+                ratio[rows] += np.log(form_time_ns(fit.form, fit.expected, part, machine))
         return ratio
 
-    def _grown(self, ratio: FloatArray, numbers: IntArray, form: BoostingForm | None, seed: int) -> Forest:
-        """Return trees fitted to the remaining errors ``ratio`` of the rows ``numbers``. If ``form`` is None,
-        return a constant instead: the median error, reduced towards 0.
+    def _grown(self, ratio: FloatArray, numbers: IntArray, option: _Adaptation, seed: int) -> Forest:
+        """Return trees fitted to the remaining errors ``ratio`` of the rows ``numbers``. Without trees,
+        return a constant: the median error, reduced towards 0, or 0.
         """
-        if form is None:
+        if option.trees is not None:
+            return grow(self._table[numbers], ratio[numbers], option.trees, seed=seed)
+        median = 0.0
+        if option.scales:
             median = float(np.median(ratio[numbers])) * len(numbers) / (len(numbers) + _FIRM_ROWS)
-            return constant(len(self.names), median)
-        return grow(self._table[numbers], ratio[numbers], form, seed=seed)
+        return constant(len(self.names), median)
 
-    def _bases(self, fits: Mapping[_Labels, _FittedForm]) -> Iterator[Base]:
-        """Yield the form of each class with the parameters of this device, and with the parameters of each
-        reference device.
+    def _bases(self, fits: Mapping[_Labels, _FittedForm], ratio: FloatArray) -> Iterator[Base]:
+        """Yield the form of each class with the parameters of this device, and with the parameters from which
+        they were fitted. ``ratio`` is the log of measured over predicted times.
         """
-        ratio = self._log_ratio(fits)
         for labels, rows in self._classes:
             fit = fits[labels]
             largest = rows[np.argsort(self._sheet_ns[rows], kind="stable")]
@@ -411,6 +450,17 @@ class _ReferenceModel:
                     parameters=tuple(rounded(values[name]) for name in names),
                     asymptote=asymptote,
                 )
+
+    def _bases_of_references(self) -> Iterator[Base]:
+        """Yield the forms of the reference devices under the labels of the rows."""
+        index = BaseIndex(self._model.card.bases, self._model.card.forms)
+        for labels, _ in self._classes:
+            kind, op, scheme, variant = labels
+            cell = self._choices[labels].cell
+            for device in self._others:
+                base = index.find(device.name, (cell.kind, cell.op, cell.scheme, cell.variant))
+                if base is not None:
+                    yield with_fields(base, kind=kind, op=op, scheme=scheme, variant=variant)
 
 
 FEWEST_ROWS = 60

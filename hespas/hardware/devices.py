@@ -328,10 +328,11 @@ class Device:
     """Device as its file describes it. ``units`` is the number of its compute units, which are called
     ``unit_name`` (SM, CU, TensorCore, core).
 
-    ``launch_overhead_ns`` is the shortest time of any kernel. ``subbyte_storage``: element types under 8 bits
-    are packed in memory, or take a byte each. ``own_fits`` are the fits in the file. ``fits_of`` names the
-    shipped device whose fits also apply to this one (empty: none). ``own_lines`` are the fits of the
-    estimator ``systolic`` in the file; they are separate because they cover the same classes.
+    ``arch`` is the architecture as compilers name it (``sm_90``, ``gfx942``; empty: unknown): its devices run
+    the same kernels. ``launch_overhead_ns`` is the shortest time of any kernel. ``subbyte_storage``: element
+    types under 8 bits are packed in memory, or take a byte each. ``own_fits`` are the fits in the file.
+    ``fits_of`` names the shipped device whose fits also apply to this one (empty: none). ``own_lines`` are
+    the fits of the estimator ``systolic`` in the file; they are separate because they cover the same classes.
     ``learned_models`` are absolute paths of the cards of its own learned models. ``tdp_w`` is the sustained
     power limit of the board, in watts.
     """
@@ -360,6 +361,12 @@ class Device:
     learned_models: tuple[str, ...] = ()
     tdp_w: float = nan
     tdp_source: str = ""
+    arch: str = ""
+
+    @property
+    def architecture(self) -> str:
+        """Architecture of the device; its vendor and family if the file does not state one."""
+        return self.arch or f"{self.vendor} {self.family}"
 
     @property
     def fits(self) -> tuple[Fit, ...]:
@@ -370,7 +377,6 @@ class Device:
         """
         if not self.fits_of:
             return self.own_fits
-
         own_keys = {fit.key for fit in self.own_fits}
         return (*self.own_fits, *(fit for fit in shipped_fits(self.fits_of) if fit.key not in own_keys))
 
@@ -414,6 +420,7 @@ class _DeviceFile(TomlRow, frozen=True, kw_only=True):
     name: Text
     vendor: Text
     family: Text
+    arch: Text = ""
     kind: DeviceKind
     description: Text
     aliases: tuple[Text, ...] = ()
@@ -578,6 +585,7 @@ def device_to_toml(device: Device, *, folder: Path | None = None) -> str:
     are absolute. Raises ``OutputError`` for a model outside of ``folder``.
     """
     lines = [f"{name} = {scalar(getattr(device, name))}" for name in _SCALARS]
+    lines += [f"arch = {scalar(device.arch)}"] if device.arch else []
     lines.append(f"aliases = [{', '.join(scalar(alias) for alias in device.aliases)}]")
     if any(peak.density == "sparse" for peak in device.peaks):
         lines.append("allow_sparse = true")

@@ -95,3 +95,11 @@ def test_estimators_that_were_not_compared_have_no_interval() -> None:
     assert device_level("program", device) == "measured"
     assert device_level("training", load_device("TPU-v5p")) == "measured"
     assert device_level("program", load_device("TPU-v5p")) == "new device"
+
+
+def test_a_step_on_a_device_without_near_references_has_a_wider_interval() -> None:
+    widths: list[float] = []
+    for name in ("H100-SXM", "H800-SXM", "L4", "V100-SXM2-32GB"):
+        low, high = step_factors("program", load_device(name), "composite")
+        widths.append(high / low)
+    assert widths[0] < widths[1] < widths[2] < widths[3]

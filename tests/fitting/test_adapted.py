@@ -97,6 +97,21 @@ def test_a_few_rows_move_what_relatives_say(count: int) -> None:
     assert (model.card.adapts, model.card.devices[0].name) == ("gemm-bf16", "H150")
 
 
+def test_rows_that_show_no_difference_change_nothing() -> None:
+    """Noise as large as the difference: the prediction from the reference devices stays as it is."""
+    table = slower(20, 4)
+    noise = np.exp(np.random.default_rng(2).normal(0, 0.3, 20))
+    table = replace(table, duration_ns=table.duration_ns / 1.33 * noise)
+    model = model_of(table)
+    assert model is not None
+    unseen = slower(200, 11)
+    nameless = replace(unseen.ops, variant=Labels.constant("", 200))
+    before = Learned().predict(nameless, NEW).duration_ns
+    said = LoadedModels([model]).predict(unseen.ops, NEW).duration_ns
+    assert np.abs(said / before - 1).max() < 0.01
+    assert [each.chosen for each in model.card.selection].index(True) == 0
+
+
 def test_the_card_is_read_again_and_the_same_rows_give_the_same_bytes(tmp_path: Path) -> None:
     one, two = (model_of(slower(60, 3), seed=5) for _ in range(2))
     assert one is not None

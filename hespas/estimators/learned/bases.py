@@ -3,44 +3,83 @@
     base = form^share x data-sheet time^(1 - share)
 
 ``form`` is one of :data:`~hespas.estimators.forms.FORMS` with the parameters of the device. A device that was
-never measured uses the parameters of its nearest reference devices with its own rates, and the geometric mean
-of the resulting times. Reference devices are devices of the same family, else of the same vendor, else of the
-same kind (GPU, TPU).
+never measured uses the parameters of its nearest reference devices with its own rates. Reference devices are
+measured devices of the same kind (GPU, TPU). Their weights fall exponentially with their distance from the
+device, which is a weighted sum of differences between two device files (:data:`_DISTANCES`). Rates depend on
+the kind of operation and the number format, so that a device may have other references for matmuls than for
+streaming operations. The weights of the differences gave the smallest error on architectures that were left
+out of the models (``python -m benchmarks.carry_over.new_devices``), within 1 % of it: the measured devices
+cannot separate the effects of instructions, vendor and memory from those of rates, so that these are set.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from math import isnan
-from typing import Literal, NamedTuple
+from functools import lru_cache
+from math import isnan, log
+from string import ascii_lowercase, digits
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
 
 from hespas.estimators.forms import FORMS, form_time_ns, machine_of
 from hespas.graph.columns import FloatArray
-from hespas.hardware import ANY, Device
+from hespas.hardware import ANY, Device, device_names, named_device
 from hespas.operations import Operations, timed_with_events
 
 __all__ = [
     "MOST_START_NS",
-    "NEARNESS_LEVELS",
     "REFERENCE_DEVICES",
     "Base",
     "BaseIndex",
     "FittedDevice",
-    "Nearness",
     "ReferenceDevices",
     "combined_ns",
+    "device_distance",
+    "measured_device",
     "nearest_devices",
 ]
 
-Nearness = Literal["family", "vendor", "kind"]
-NEARNESS_LEVELS: tuple[Nearness, ...] = ("family", "vendor", "kind")
-"""Distances of the nearest measured devices, the nearest first."""
+_DISTANCES: Mapping[str, float] = {
+    "flops_per_byte": 1.8,
+    "flops_per_unit": 1.4,
+    "units": 1.8,
+    "bytes_per_unit": 1.0,
+    "cache": 0.5,
+    "memory": 0.5,
+    "architecture": 0.5,
+    "instructions": 1.5,
+    "vendor": 1.0,
+}
+"""Distance of two devices for each difference between them: per factor e between two rates, numbers of units
+or sizes of the largest cache, and for another memory technology, architecture, kind of matrix instructions
+and vendor.
+"""
+_UNKNOWN_DIFFERENCE = 1.0
+"""Difference assumed where a device file does not state a figure [natural logarithm]."""
+_UNKNOWN_DISTANCE = 6.0
+"""Distance of a measured device that has no device file in the package."""
+_MOST_REFERENCES = 4
+_LEAST_WEIGHT = 0.05
+_INSTRUCTIONS: Mapping[str, str] = {
+    "sm_60": "none",
+    "sm_61": "none",
+    **dict.fromkeys(("sm_70", "sm_75", "sm_80", "sm_86", "sm_87", "sm_89", "sm_120", "sm_121"), "mma"),
+    "sm_90": "wgmma",
+    "sm_100": "tcgen05",
+    "sm_103": "tcgen05",
+    **dict.fromkeys(("gfx908", "gfx90a", "gfx942", "gfx950"), "mfma"),
+}
+"""Architecture -> its matrix instructions, which decide on the kernels of a library: of a warp, of a group of
+warps, or of a whole unit. Source: PTX ISA, "Asynchronous Warpgroup Level Matrix Instructions" and "TensorCore
+5th Generation Family Instructions"; AMD matrix instruction calculator. Others: the architecture itself.
+"""
 
 REFERENCE_DEVICES = "*"
-"""Hardware name of the bases of all reference devices together, in a model adapted to one device."""
+"""Hardware name of the parameters from which the parameters of a device were fitted, in a model adapted to
+one device.
+"""
 MOST_START_NS = 3e3
 """Limit of the launch time where the host's launch is not part of the operation [ns]."""
 
@@ -65,38 +104,103 @@ class Base(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class FittedDevice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Device whose measurements were used to fit a learned model. In tests of new devices, all devices of one
-    ``family`` are left out together.
+    architecture (``arch``) are left out together.
     """
 
     name: str
-    vendor: str
-    family: str
+    arch: str
     kind: str
     rows: int
 
 
 class ReferenceDevices(NamedTuple):
-    """Measured devices whose fitted formulas (bases) are used for a device without measurements, and their
-    distance from it.
+    """Measured devices from whose times the times of a device without measurements are predicted, the one
+    with the largest weight first.
+
+    ``weights`` have the sum 1. ``distance`` is the weighted mean of the distances from the device,
+    ``nearest`` the smallest of them (:func:`device_distance`). ``other_memory`` is the weight of the devices
+    with another memory technology.
     """
 
-    nearness: Nearness
     names: tuple[str, ...]
+    weights: tuple[float, ...]
+    distance: float
+    nearest: float
+    other_memory: float
+
+    def __str__(self) -> str:
+        """Return names and weights, such as ``B200-SXM 0.7, H100-SXM 0.3``."""
+        return ", ".join(
+            f"{name} {weight:.1f}" for name, weight in zip(self.names, self.weights, strict=True)
+        )
+
+
+@lru_cache(maxsize=1024)
+def measured_device(name: str) -> Device | None:
+    """Return the shipped device of that name; None if none ships, as for the rows of a user."""
+    return named_device(name) if name in device_names() else None
+
+
+def device_distance(device: Device, other: Device, kind: str, scheme: str) -> float:
+    """Return the distance of two devices for operations of a kind in a number format; 0 for equal rates,
+    caches, memories and matrix instructions.
+    """
+    one, two = (machine_of(each, kind, scheme) for each in (device, other))
+    ratios = {
+        "flops_per_byte": (one.flops_per_ns / one.bytes_per_ns, two.flops_per_ns / two.bytes_per_ns),
+        "flops_per_unit": (one.flops_per_ns / one.units, two.flops_per_ns / two.units),
+        "units": (one.units, two.units),
+        "bytes_per_unit": (one.bytes_per_ns / one.units, two.bytes_per_ns / two.units),
+        "cache": (one.cache_bytes, two.cache_bytes),
+    }
+    total = 0.0
+    for name, (first, second) in ratios.items():
+        is_known = first > 0 and second > 0
+        total += _DISTANCES[name] * (abs(log(first / second)) if is_known else _UNKNOWN_DIFFERENCE)
+    differs = {
+        "memory": _memory(device) != _memory(other),
+        "architecture": device.architecture != other.architecture,
+        "instructions": _instructions(device) != _instructions(other),
+        "vendor": device.vendor != other.vendor,
+    }
+    return total + sum(_DISTANCES[name] for name, differing in differs.items() if differing)
+
+
+def _instructions(device: Device) -> str:
+    return _INSTRUCTIONS.get(device.arch, device.architecture)
+
+
+def _memory(device: Device) -> str:
+    """Return the name of a memory without its generation: ``HBM`` of ``HBM3e``, ``GDDR`` of ``GDDR6X``."""
+    return device.main_memory.name.partition(" ")[0].rstrip(f"{digits}{ascii_lowercase}X")
 
 
 def nearest_devices(
-    device: Device, fitted: Sequence[FittedDevice], among: Collection[str]
+    device: Device, fitted: Sequence[FittedDevice], among: Collection[str], kind: str, scheme: str
 ) -> ReferenceDevices | None:
-    """Return the fitted devices in ``among`` that are nearest to ``device``; None if none is of the same
-    kind.
+    """Return the fitted devices in ``among`` from which ``device`` is predicted, for operations of a kind and
+    number format; None if none is of the same kind of device.
     """
-    kind = [other for other in fitted if other.name in among and other.kind == device.kind]
-    vendor = [other for other in kind if other.vendor == device.vendor]
-    family = [other for other in vendor if other.family == device.family]
-    for nearness, group in zip(NEARNESS_LEVELS, (family, vendor, kind), strict=True):
-        if group:
-            return ReferenceDevices(nearness, tuple(other.name for other in group))
-    return None
+    candidates = [other.name for other in fitted if other.name in among and other.kind == device.kind]
+    if not candidates:
+        return None
+    files = [measured_device(name) for name in candidates]
+    apart = np.array(
+        [_UNKNOWN_DISTANCE if file is None else device_distance(device, file, kind, scheme) for file in files]
+    )
+    weight = np.exp(apart.min() - apart)
+    order = np.argsort(-weight, kind="stable")[:_MOST_REFERENCES]
+    order = order[weight[order] >= _LEAST_WEIGHT * weight.sum()]
+    share = weight[order] / weight[order].sum()
+    has_other = [file is None or _memory(file) != _memory(device) for file in files]
+    numbers: list[int] = order.tolist()
+    return ReferenceDevices(
+        names=tuple(candidates[number] for number in numbers),
+        weights=tuple(share.tolist()),
+        distance=float(share @ apart[order]),
+        nearest=float(apart.min()),
+        other_memory=float(share @ np.array(has_other, np.float64)[order]),
+    )
 
 
 class BaseIndex:

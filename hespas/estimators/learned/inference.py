@@ -3,28 +3,33 @@
     time = base(sizes, fitted physics, data sheet) x exp(sum of trees(log sizes, log ratios, descriptors))
 
 Beyond the fitted sizes the correction by the trees approaches its value for the largest operations, so that
-the base alone decides how time grows. On a device that was not in the fit the base has the parameters of its
-nearest reference devices. It is corrected by trees that do not use the device as an input. A model adapted to
-a few rows of the device starts from these trees. The interval holds 90 % of outcomes: fitted quantiles,
-widened to that coverage on rows left out of the fit, and wider with every octave beyond its sizes. No time is
-below the device's roofline bound.
+the base alone decides how time grows. The time on a device that was not in the fit is a mean of the times on
+its reference devices, scaled to its rates (:mod:`~hespas.estimators.learned.extrapolation`). A model adapted
+to a few rows of the device starts from this prediction. The interval holds 90 % of outcomes: fitted
+quantiles, widened to that coverage on rows left out of the fit, and wider with every octave beyond its sizes.
+On a device that was not in the fit, it is wider the farther the reference devices are, and the more they
+differ. No time is below the device's roofline bound.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from math import nan
 from pathlib import Path
 from typing import ClassVar, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hespas.estimators.interface import Prediction, estimate_by_operation
-from hespas.estimators.learned.bases import MOST_START_NS, REFERENCE_DEVICES, BaseIndex, combined_ns
-from hespas.estimators.learned.ensemble import features_of
+from hespas.estimators.learned.bases import (
+    REFERENCE_DEVICES,
+    BaseIndex,
+    ReferenceDevices,
+    combined_ns,
+    nearest_devices,
+)
 from hespas.estimators.learned.equivalents import (
     CONVOLUTION_WIDENING,
     as_deeper_products,
@@ -33,12 +38,19 @@ from hespas.estimators.learned.equivalents import (
     wider_output_ns,
     without_library,
 )
+from hespas.estimators.learned.extrapolation import (
+    expected_deviation,
+    octaves_outside,
+    reference_times,
+    shares_of_trees,
+    tree_columns,
+    widening,
+)
 from hespas.estimators.learned.rising import raised
 from hespas.estimators.learned.selection import ModelSelection, OperationLabels, select_model
 from hespas.estimators.learned.serialization import (
     Card,
     LearnedModel,
-    NewDeviceInterval,
     cards_at,
     cards_in,
     load_model,
@@ -51,37 +63,17 @@ from hespas.graph.errors import FormatError, UsageError, clipped
 from hespas.hardware import Device
 from hespas.operations import LabelColumn, Labels, Operations, timed_with_events
 
-__all__ = [
-    "FREE_OCTAVES",
-    "Learned",
-    "LoadedModels",
-    "code_columns",
-    "distances",
-    "octaves_beyond",
-    "octaves_of",
-    "widening",
-]
+__all__ = ["Learned", "LoadedModels"]
 
-FREE_OCTAVES = 1
-"""Distance from a fitted size without widening: two held-out shapes are as far from each other."""
-_FULL_OCTAVES = 2.0
-_FADING_OCTAVES = 4.0
-"""Octaves beyond the fitted sizes up to which the trees count in full, and over which they then
-fade to 1/e.
-"""
+
 _AS_FITTED = 0.5
 """Octaves beyond the fitted sizes that count as within them in the basis of a time."""
-_STEEPEST = 0.25 * np.log(2)
-"""Limit of the widening of intervals per octave beyond the farthest left-out size [log time]."""
-_DIFFERENCES_AT_ONCE = 1 << 17
 
 _HALF_SHARE = 0.7
 _HALF_SHARE_NEW_DEVICE = 0.5
 """Share of the whole's time below which the form of a half is never raised above the whole by trees: on a
 device of the fit, and on others.
 """
-_DEFAULT_INTERVAL = NewDeviceInterval(tier="kind", low=-1.0, high=1.0, n=0)
-"""Interval [log time] without any left-out device: a factor of e."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,7 +176,7 @@ class _ModelSet:
 
         Raises ``FormatError`` for a card that names an unknown column, family or label.
         """
-        by_model: dict[tuple[Path, bool], list[tuple[ModelSelection, IntArray]]] = {}
+        by_model: dict[tuple[Path, bool, bool], list[tuple[ModelSelection, IntArray]]] = {}
         answer = _LearnedTimes.unknown(len(ops))
         for names, rows in ops.classes():
             labels = OperationLabels(*names)
@@ -192,10 +184,11 @@ class _ModelSet:
             if isinstance(selection, str):
                 answer.reasons[selection] += len(rows)
                 continue
-            by_model.setdefault((selection.path, selection.is_fitted_device), []).append((selection, rows))
+            key = selection.path, selection.is_fitted_device, selection.has_known_kernels
+            by_model.setdefault(key, []).append((selection, rows))
             if diagnostics is not None:
                 _report_assumptions(labels, selection, device, len(rows), diagnostics)
-        for (path, _), selections in by_model.items():
+        for (path, *_), selections in by_model.items():
             model = self.load(path)
             try:
                 _fill_times(model, selections, ops, device, answer)
@@ -223,8 +216,8 @@ def _report_assumptions(
         text = f"{labels.kind} {labels.scheme}: fitted on times from events, which include the launch"
         diagnostics.info("learned.event-times", device.name, text, count=count)
     if selection.references is not None:
-        names = ", ".join(selection.references.names)
-        text = f"{labels.kind} {labels.scheme}: the device was not in the fit; reference devices: {names}"
+        text = f"{labels.kind} {labels.scheme}: the device was not in the fit; reference devices: "
+        text += str(selection.references)
         diagnostics.info("learned.unseen-device", device.name, text, count=count)
 
 
@@ -306,78 +299,6 @@ _TF32 = _Equivalent(_predict_tf32, "matmul f32 on TF32 units: estimated as bf16 
 _CONVOLUTIONS = _Equivalent(_predict_convolutions, "convolution {}: estimated as equivalent products")
 
 
-def octaves_of(dims: Sequence[str], ops: Operations) -> IntArray:
-    """Return log2 of each size of each operation, rounded to integers; -1 if an operation has no such size.
-    Shape (ops, dims).
-    """
-    columns = [np.round(np.log2(np.maximum(np.nan_to_num(ops.dim(name), nan=0.5), 0.5))) for name in dims]
-    return np.clip(np.stack(columns, axis=1), -1, 120).astype(np.int64)
-
-
-def distances(fitted: NDArray[np.int8], octaves: IntArray) -> FloatArray:
-    """Return the distance of each operation to the nearest fitted sizes, shape ``(ops,)``. The distance of
-    two operations is the largest difference of log2 of a size, over all sizes.
-    """
-    distinct, rows = np.unique(octaves, axis=0, return_inverse=True)
-    if not len(fitted):
-        return np.full(len(octaves), np.inf)
-    nearest = np.zeros(len(distinct))
-    columns = [np.ascontiguousarray(column, np.int16) for column in fitted.T]
-    block = min(max(1, _DIFFERENCES_AT_ONCE // len(fitted)), len(distinct))
-    buffer = np.empty((2, block, len(fitted)), np.int16)
-    for start in range(0, len(distinct), block):
-        some = distinct[start : start + block].astype(np.int16)
-        farthest, difference = buffer[:, : len(some)]
-        farthest[:] = 0
-        for axis, column in enumerate(columns):
-            np.subtract(some[:, axis, None], column, out=difference)
-            np.maximum(farthest, np.abs(difference, out=difference), out=farthest)
-        nearest[start : start + len(some)] = farthest.min(axis=1)
-    return nearest[rows.reshape(-1)]
-
-
-def octaves_beyond(reach: Mapping[str, tuple[float, float]], ops: Operations) -> FloatArray:
-    """Return by how many octaves each operation is beyond the sizes of a fit, in the dimension where it is
-    farthest.
-    """
-    farthest = np.zeros(len(ops))
-    for name, (low, high) in reach.items():
-        size = ops.dim(name)
-        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-            beyond = np.maximum(np.log2(size / max(high, 1e-9)), np.log2(max(low, 1e-9) / size))
-        farthest = np.fmax(farthest, np.nan_to_num(beyond, nan=0.0, posinf=64.0))
-    return farthest
-
-
-def widening(card: Card, beyond: FloatArray) -> FloatArray:
-    """Return the number [log time] by which both ends of the interval move outwards at ``beyond`` octaves
-    beyond the fitted sizes.
-
-    Within the tested octaves it was measured such that intervals hold 90 % of left-out rows. Farther out it
-    is extrapolated linearly.
-    """
-    steps = ((0.0, 0.0), *(() if card.region is None else card.region.widening))
-    octaves, wide = (np.array(column) for column in zip(*steps, strict=True))
-    pace = (wide[-1] - wide[0]) / octaves[-1] if octaves[-1] > 0 else _STEEPEST
-    over = np.maximum(beyond - octaves[-1], 0.0)
-    within: FloatArray = np.interp(beyond, octaves, wide)
-    further: FloatArray = min(max(float(pace), _STEEPEST / 4), _STEEPEST) * over
-    return within + further
-
-
-def code_columns(
-    codes: Mapping[str, Mapping[str, float]], labels: Mapping[str, Labels]
-) -> dict[str, FloatArray]:
-    """Return the columns ``variant``, ``scheme`` and ``op`` for the trees: the numeric code of each
-    operation's label, NaN for an unknown label.
-    """
-    columns: dict[str, FloatArray] = {}
-    for name, numbers in codes.items():
-        values = np.array([numbers.get(text, np.nan) for text in labels[name].names])
-        columns[name] = values[labels[name].row]
-    return columns
-
-
 def _fill_times(
     model: LearnedModel,
     selections: Sequence[tuple[ModelSelection, IntArray]],
@@ -386,7 +307,8 @@ def _fill_times(
     answer: _LearnedTimes,
 ) -> None:
     """Predict the operations of ``selections`` with one model and store the times in ``answer``. A selection
-    is paired with the rows of its operations. Either all devices were in the fit of the model or none was.
+    is paired with the rows of its operations. The device was in the fit of the model for all selections or
+    for none, and its kernels are known for all or for none.
     """
     rows = np.concatenate([part for _, part in selections])
     cell = np.repeat(np.arange(len(selections)), [len(part) for _, part in selections])
@@ -403,8 +325,11 @@ def _fill_times(
         variant=labels_of([selection.cell.variant for selection in chosen]),
     )
     times, beyond = _predict_times(model, chosen, cell, fitted, device)
-    is_fitted_device = chosen[0].is_fitted_device
-    share = _HALF_SHARE if is_fitted_device else _HALF_SHARE_NEW_DEVICE
+    # Attention for one token changes kernels with the number of heads per key head, on all similar devices.
+    accepts_jumps = chosen[0].is_fitted_device or (
+        chosen[0].has_known_kernels and model.card.family == "generation"
+    )
+    share = _HALF_SHARE if accepts_jumps else _HALF_SHARE_NEW_DEVICE
 
     def predict_halves(halves: Operations, of: IntArray, at_most: FloatArray) -> FloatArray:
         logs, _ = _form_times(model.card, chosen, cell[of], halves, device)
@@ -414,11 +339,11 @@ def _fill_times(
         half_ns[near] = _predict_times(model, chosen, cell[of[near]], halves.take(near), device)[0][0]
         return half_ns
 
-    times = raised(model.card.family, fitted, times, predict_halves, measured=is_fitted_device)
+    times = raised(model.card.family, fitted, times, predict_halves, measured=accepts_jumps)
     answer.reasons["sizes, FLOPs, bytes or the peak are unknown"] += int(np.isnan(times[0]).sum())
     answer.times[:, rows] = within_roof(times, fitted, device)
     basis = Labels.choice((MEASURED_BASIS, BEYOND_RANGE), (beyond > _AS_FITTED).astype(np.int64))
-    if not is_fitted_device:
+    if not chosen[0].is_fitted_device:
         references = [selection.references for selection in chosen]
         basis = labels_of([reference_basis(() if near is None else near.names) for near in references])
     answer.basis.fill(rows, basis)
@@ -435,47 +360,81 @@ def _predict_times(
     the fitted sizes. ``cell`` has the index in ``selections`` of the selection that covers each operation.
     """
     card = model.card
-    features = features_of(card.family, ops, device, overhead_ns=card.overhead_ns)
-    labels = {"variant": ops.variant, "scheme": ops.scheme, "op": ops.op}
-    columns = dict(zip(features.names, features.columns.T, strict=True))
-    codes = code_columns(card.codes, labels)
-    columns |= {name: column.astype(np.float32) for name, column in codes.items()}
-    complete = np.ones(len(ops), np.bool_)
-    for name in (*card.columns, *(card.transfer_columns if card.adapts else ())):
-        complete &= np.isfinite(columns[name])
     times, octaves = np.full((3, len(ops)), np.nan), np.zeros(len(ops))
-    if not complete.any():
+    if not selections[0].is_fitted_device:
+        for number, selection in enumerate(selections):
+            rows = np.flatnonzero(cell == number)
+            references = selection.references
+            if len(rows) and references is not None:
+                times[:, rows] = _times_of_new_device(model, references, ops.take(rows), device, selection)
         return times, octaves
-    part, part_cell = ops.take(np.flatnonzero(complete)), cell[complete]
-    logs, asymptote = _form_times(card, selections, part_cell, part, device)
-    # Launches of another host's fit count only as much as a launch that no host times.
-    hosts = [
-        selection.references is not None
-        and not selection.as_timed
-        and timed_with_events(selection.cell.variant)
-        for selection in selections
-    ]
-    excess_ns = max(card.overhead_ns - MOST_START_NS, 0.0)
-    sheet_ns = features.base_ns[complete] - np.where(np.array(hosts)[part_cell], excess_ns, 0.0)
-    if card.adapts:  # trees correct the reference devices' base, scaled by the ratio of both forms
-        reference_log_ns, _ = BaseIndex(card.bases, card.forms).log_times(part, device, [REFERENCE_DEVICES])
-        base = combined_ns(reference_log_ns, sheet_ns, card.form_share) * np.exp(logs - reference_log_ns)
+    table = tree_columns(card, ops, device)
+    rows = np.flatnonzero(table.is_complete((*card.columns, *(card.transfer_columns if card.adapts else ()))))
+    if not len(rows):
+        return times, octaves
+    part, table = ops.take(rows), table.take(rows)
+    logs, asymptote = _form_times(card, selections, cell[rows], part, device)
+    if card.adapts:  # the own trees correct the prediction from the reference devices and the own form
+        base_log = logs
+        if "transfer" in model.forests:
+            expected, _ = BaseIndex(card.bases, card.forms).log_times(part, device, [REFERENCE_DEVICES])
+            before = _prediction_of_references(model, part, device)
+            base_log = np.where(np.isnan(before), logs, before + logs - expected)
+        base = np.exp(base_log)
     else:
-        base = combined_ns(logs, sheet_ns, card.form_share)
-    table = {name: column[complete] for name, column in columns.items()}
-    middle, low, high = _tree_logs(model, table, selections, part_cell, ops=part, device=device)
-    apart = distances(model.octaves, octaves_of(card.support, part)) - FREE_OCTAVES
-    beyond = np.maximum(octaves_beyond(card.reach, part), np.maximum(apart, 0.0))
-    fading = np.exp(-np.maximum(beyond - _FULL_OCTAVES, 0.0) / _FADING_OCTAVES)
-    if not selections[0].is_fitted_device:  # fades to the form of the reference devices
-        asymptote = np.nan_to_num(logs - np.log(base))
-    middle = asymptote + (middle - asymptote) * fading
+        base = combined_ns(logs, table.sheet_ns, card.form_share)
+    margins = {(row.hardware, row.kind, row.scheme): row for row in card.intervals}
+    beyond = octaves_outside(model, part)
+    columns = table.matrix(card.columns)
+    share = shares_of_trees(card.reach, part, beyond)
+    middle = asymptote + (model.forests["main"].predict(columns) - asymptote) * share
+    # Widening of the fitted quantiles: of device, kind and scheme, else of the kind, else of all.
+    of_class = [
+        margins.get((device.name, kind, scheme)) or margins.get(("*", kind, "*")) or margins[("*", "*", "*")]
+        for kind in part.kind.names
+        for scheme in part.scheme.names
+    ]
+    row = part.kind.row.astype(np.int64) * len(part.scheme.names) + part.scheme.row
+    below = np.array([margin.low for margin in of_class])[row]
+    above = np.array([margin.high for margin in of_class])[row]
+    low = np.minimum(model.forests["low"].predict(columns) - below, 0.0)
+    high = np.maximum(model.forests["high"].predict(columns) + above, 0.0)
     wider = widening(card, beyond)
     with np.errstate(over="ignore"):  # far beyond the fitted sizes an end may be infinite
-        ends = np.stack((middle, middle + low - wider, middle + high + wider))
-        times[:, complete] = base * np.exp(ends)
-    octaves[complete] = beyond
+        times[:, rows] = base * np.exp(np.stack((middle, middle + low - wider, middle + high + wider)))
+    octaves[rows] = beyond
     return times, octaves
+
+
+def _prediction_of_references(model: LearnedModel, ops: Operations, device: Device) -> FloatArray:
+    """Return the log of the times [ns] that a model adapted to ``device`` starts from, which are predicted
+    from its reference devices. NaN for classes without reference devices.
+    """
+    logs, card = np.full(len(ops), np.nan), model.card
+    names = [reference.name for reference in card.references]
+    for labels, rows in ops.classes():
+        references = nearest_devices(device, card.references, names, labels[0], labels[2])
+        if references is not None:
+            logs[rows] = reference_times(model, references, ops.take(rows), device).log_ns
+    return logs
+
+
+def _times_of_new_device(
+    model: LearnedModel,
+    references: ReferenceDevices,
+    ops: Operations,
+    device: Device,
+    selection: ModelSelection,
+) -> FloatArray:
+    """Return the time and interval of operations on a device without measurements, shape ``(3, ops)``."""
+    found = reference_times(model, references, ops, device, as_timed=selection.as_timed)
+    unit = expected_deviation(references, found.spread)
+    wider = widening(model.card, octaves_outside(model, ops))
+    interval = model.card.unseen
+    with np.errstate(over="ignore"):
+        low = np.exp(found.log_ns + interval.low * unit - wider)
+        high = np.exp(found.log_ns + interval.high * unit + wider)
+        return np.stack((np.exp(found.log_ns), low, high))
 
 
 def _form_times(
@@ -494,51 +453,3 @@ def _form_times(
         logs[rows], ends = index.log_times(ops.take(rows), device, names, as_timed=as_timed)
         asymptote[rows] = np.nan_to_num(ends) if references is None else 0.0
     return logs, asymptote
-
-
-def _tree_logs(
-    model: LearnedModel,
-    table: Mapping[str, NDArray[np.float32]],
-    selections: Sequence[ModelSelection],
-    cell: IntArray,
-    *,
-    ops: Operations,
-    device: Device,
-) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Return the log of (time / base time) that the trees predict, and the ends of its interval relative to
-    this value: a negative and a positive distance.
-    """
-    card, forests = model.card, model.forests
-
-    def matrix(names: Sequence[str]) -> NDArray[np.float32]:
-        return np.stack([table[name] for name in names], axis=1)
-
-    middle = np.zeros(len(cell))
-    if not selections[0].is_fitted_device:
-        if card.transfer_columns:
-            middle = forests["transfer"].predict(matrix(card.transfer_columns))
-        by_level = {interval.tier: interval for interval in card.unseen}
-        intervals = [
-            by_level.get(selection.references.nearness if selection.references else "", _DEFAULT_INTERVAL)
-            for selection in selections
-        ]
-        low = np.array([interval.low for interval in intervals])[cell]
-        high = np.array([interval.high for interval in intervals])[cell]
-        return middle, low, high
-    columns = matrix(card.columns)
-    middle = forests["main"].predict(columns)
-    if card.adapts and card.transfer_columns:
-        middle = middle + forests["transfer"].predict(matrix(card.transfer_columns))
-    # Widening of the fitted quantiles: of device, kind and scheme, else of the kind, else of all.
-    margins = {(row.hardware, row.kind, row.scheme): row for row in card.intervals}
-    rows = [
-        margins.get((device.name, kind, scheme)) or margins.get(("*", kind, "*")) or margins[("*", "*", "*")]
-        for kind in ops.kind.names
-        for scheme in ops.scheme.names
-    ]
-    row = ops.kind.row.astype(np.int64) * len(ops.scheme.names) + ops.scheme.row
-    below = np.array([margin.low for margin in rows])[row]
-    above = np.array([margin.high for margin in rows])[row]
-    low = np.minimum(forests["low"].predict(columns) - below, 0.0)
-    high = np.maximum(forests["high"].predict(columns) + above, 0.0)
-    return middle, low, high

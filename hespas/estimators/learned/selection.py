@@ -8,12 +8,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hespas.estimators.learned.bases import NEARNESS_LEVELS, ReferenceDevices, nearest_devices
+from hespas.estimators.learned.bases import ReferenceDevices, nearest_devices
 from hespas.estimators.learned.serialization import Card, Cell
 from hespas.hardware import Device
 from hespas.operations import timed_with_events
 
 __all__ = ["ModelSelection", "OperationLabels", "select_model"]
+
+_SAME_KERNELS = 2.0
+"""Distance up to which a device runs the same kernels as its nearest reference device, with their jumps."""
 
 _SAME_RATE: Mapping[str, tuple[str, ...]] = {
     "f16": ("bf16",),
@@ -47,9 +50,9 @@ class ModelSelection:
     """Model selected for a class of operations (its card is at ``path``), and its ``cell``: the group of
     fitted operations from which it predicts.
 
-    ``references`` are the devices whose bases are used if the model was not fitted on the device; otherwise
-    None. ``as_timed`` is True if the operation names the variant. Launches that are part of the measured
-    times of that variant are then included in the prediction.
+    ``references`` are the devices from which a device without rows in the fit is predicted; otherwise None.
+    ``as_timed`` is True if the operation names the variant. Launches that are part of the measured times of
+    that variant are then included in the prediction.
     """
 
     path: Path
@@ -62,6 +65,11 @@ class ModelSelection:
     def is_fitted_device(self) -> bool:
         """Return True if the fit has measurements of the device."""
         return self.references is None
+
+    @property
+    def has_known_kernels(self) -> bool:
+        """Return True if the device runs the kernels of a measured device: itself, or one that is near."""
+        return self.references is None or self.references.nearest < _SAME_KERNELS
 
 
 def select_model(
@@ -86,16 +94,15 @@ def select_model(
                 reason = f"the model of {labels.kind} has no variant {labels.variant!r}"
                 continue
             is_fitted = device.name in cell.rows
-            references = None if is_fitted else nearest_devices(device, card.devices, cell.rows)
+            references = None
+            if not is_fitted:
+                references = nearest_devices(device, card.devices, cell.rows, cell.kind, cell.scheme)
             if references is None and not is_fitted:
                 reason = f"the model of {labels.kind} was not fitted on a {device.kind}"
                 continue
             transfer = (0, 0)
             if references is not None:
-                transfer = (
-                    int(timed_with_events(cell.variant)),
-                    NEARNESS_LEVELS.index(references.nearness),
-                )
+                transfer = (int(timed_with_events(cell.variant)), round(references.nearest))
             rows = cell.rows.get(device.name, 0) or sum(cell.rows.values())
             order = (int(not is_fitted), *transfer, *rank, min(position, ranked), -rows)
             selection = ModelSelection(path, card, cell, references, bool(labels.variant))

@@ -26,7 +26,7 @@ from numpy.lib.format import read_array_header_1_0, read_array_header_2_0, read_
 from numpy.typing import NDArray
 
 from hespas.estimators.forms import FORMS
-from hespas.estimators.learned.bases import NEARNESS_LEVELS, REFERENCE_DEVICES, Base, FittedDevice
+from hespas.estimators.learned.bases import REFERENCE_DEVICES, Base, FittedDevice
 from hespas.estimators.learned.ensemble import Forest
 from hespas.files.limits import limits
 from hespas.files.streams import read_document
@@ -35,6 +35,7 @@ from hespas.graph.errors import FormatError, InvariantError, clipped
 __all__ = [
     "FORESTS",
     "SCHEMA",
+    "USUAL_INTERVAL",
     "Candidate",
     "Card",
     "Cell",
@@ -55,7 +56,7 @@ __all__ = [
     "shipped_folder",
 ]
 
-SCHEMA = "hespas.learned/2"
+SCHEMA = "hespas.learned/3"
 
 _T = TypeVar("_T")
 _REMEDY = "copy card and trees again, or fit the model again: hespas-validate calibrate --estimator learned"
@@ -96,15 +97,20 @@ class Interval(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class NewDeviceInterval(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Interval of predictions [log time] on devices that were not in the fit. ``tier`` is the distance of the
-    nearest fitted device (:data:`~hespas.estimators.learned.bases.NEARNESS_LEVELS`). The interval was
-    measured on ``n`` left-out devices or families of devices; it is an assumption if ``n`` is 0.
+    """Interval of predictions on devices that were not in the fit, in units of their expected deviation
+    (:func:`~hespas.estimators.learned.extrapolation.expected_deviation`).
+
+    It holds 90 % of the errors on ``n`` left-out architectures. With few of them it approaches the interval
+    over all shipped models, :data:`USUAL_INTERVAL`.
     """
 
-    tier: str
     low: float
     high: float
     n: int
+
+
+USUAL_INTERVAL = NewDeviceInterval(low=-2.0, high=2.4, n=0)
+"""Interval over the left-out architectures of all shipped models."""
 
 
 class Region(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -190,20 +196,20 @@ class FitSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     share_of_columns: float
     least_rows_of_leaf: int
     rising_columns: tuple[str, ...]
-    transfer_trees: int
     library: str
 
 
 class Card(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Description of one learned model: everything except its trees.
 
-    ``columns`` are the inputs of the trees, ``transfer_columns`` the inputs of the trees for new devices.
+    ``columns`` are the inputs of the trees.
     ``codes`` are the numbers that the trees use for variants, number formats and operations, in ascending
     order of their mean ratio of time to base time. ``support`` are the sizes whose rounded log2 is stored,
     ``reach`` the least and largest value of each. Trees correct the base time
     (:mod:`~hespas.estimators.learned.bases`), which uses ``bases``, the parameters of ``forms`` and the
-    exponent ``form_share``. ``adapts`` is the name of a model of other devices, or empty. If it is set, the
-    ``main`` trees of this model correct the residual of the ``transfer`` trees of that model.
+    exponent ``form_share``. ``adapts`` is the name of a model of other devices, or empty. If it is set, this
+    model has the trees of that model as ``transfer``, with the inputs ``transfer_columns``, and its devices
+    as ``references``. The ``main`` trees of this model correct the prediction from these devices.
     """
 
     schema: str
@@ -221,13 +227,14 @@ class Card(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cells: tuple[Cell, ...]
     devices: tuple[FittedDevice, ...]
     intervals: tuple[Interval, ...]
-    unseen: tuple[NewDeviceInterval, ...]
+    unseen: NewDeviceInterval
     region: Region | None
     training: FitSettings
     selection: tuple[Candidate, ...]
     left_out: tuple[LeftOutError, ...] = ()
     errors: tuple[ErrorRow, ...] = ()
     adapts: str = ""
+    references: tuple[FittedDevice, ...] = ()
 
 
 def _decode_card(data: bytes, path: str) -> Card:
@@ -303,9 +310,8 @@ def _faults(card: Card) -> Iterator[tuple[str, str]]:
             for name in (*cell.rows, REFERENCE_DEVICES):
                 if (name, *labels) not in classes:
                     yield "$.bases", f"a form of '{name}' for $.cells[{index}]"
-    for index, interval in enumerate(card.unseen):
-        if interval.tier not in NEARNESS_LEVELS:
-            yield f"$.unseen[{index}].tier", f"one of {', '.join(NEARNESS_LEVELS)}"
+    if not card.adapts and card.transfer_columns:
+        yield "$.transfer_columns", "no names in a model that adapts no other one"
     widening = () if card.region is None else card.region.widening
     if not all(0 <= octaves <= _MOST_LOG and 0 <= wide <= _MOST_LOG for octaves, wide in widening):
         yield "$.region.widening", "pairs of octaves and log times that are 0 or more"
@@ -345,7 +351,7 @@ def _faults_of_rows(card: Card) -> Iterator[tuple[str, str]]:
         if any(rows < 0 for rows in cell.rows.values()):
             yield f"$.cells[{index}].rows", "counts that are 0 or more"
     bounds = [(f"$.intervals[{index}]", row.low, row.high) for index, row in enumerate(card.intervals)]
-    bounds += [(f"$.unseen[{index}]", row.low, row.high) for index, row in enumerate(card.unseen)]
+    bounds.append(("$.unseen", card.unseen.low, card.unseen.high))
     for position, low, high in bounds:
         if not all(isfinite(bound) and abs(bound) <= _MOST_LOG for bound in (low, high)):
             yield position, f"low and high within {_MOST_LOG:g} of 0, in the logarithm of time"
@@ -358,8 +364,9 @@ class _CardHeader(msgspec.Struct, frozen=True):
 
 
 FORESTS = ("main", "transfer", "low", "high")
-"""Names of the forests: ``main`` for devices of the fit, ``transfer`` for others; ``low`` and ``high`` are
-quantiles of the residual of ``main``. All predict the logarithm of time over the base.
+"""Names of the forests: ``main`` corrects the base time; ``transfer`` is the ``main`` forest of the reference
+devices in an adapted model; ``low`` and ``high`` are quantiles of the residual of ``main``. All predict the
+logarithm of time over the base.
 """
 
 _ARRAYS: Mapping[str, type[np.generic]] = {

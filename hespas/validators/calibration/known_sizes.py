@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hespas.estimators.forms import machine_of
-from hespas.estimators.learned.inference import octaves_beyond
+from hespas.estimators.learned.extrapolation import octaves_beyond
 from hespas.estimators.learned.serialization import LearnedModel, cards_in, load_model, shipped_folder
 from hespas.graph.columns import FloatArray
 from hespas.graph.errors import UsageError

@@ -37,7 +37,7 @@ from numpy.typing import NDArray
 
 from hespas._version import __version__
 from hespas.estimators.learned.bases import BaseIndex, FittedDevice, nearest_devices
-from hespas.estimators.learned.inference import octaves_beyond, widening
+from hespas.estimators.learned.extrapolation import expected_deviation, octaves_beyond, widening
 from hespas.estimators.learned.serialization import Card
 from hespas.files.documents import Count, Figure, document_bytes
 from hespas.graph import Diagnostics
@@ -274,9 +274,11 @@ class _ProcessPoints:
         for model in known.models:  # the uncertainty of a model for a device that was not measured
             card = model.card
             seen = _other_devices(device, card)
-            references = nearest_devices(device, seen, [other.name for other in seen])
-            widths = {level.tier: level.high - level.low for level in card.unseen}
-            width = widths.get(references.nearness if references else "", _ASSUMED_WIDTH)
+            names, scheme = [other.name for other in seen], card.cells[0].scheme
+            references = nearest_devices(device, seen, names, known.kind, scheme)
+            width = _ASSUMED_WIDTH
+            if references is not None:
+                width = float(expected_deviation(references)) * (card.unseen.high - card.unseen.low)
             deviations.append((width + 2 * widening(card, octaves_beyond(card.reach, ops))) / _SIGMAS)
         return cls(
             position=np.log2(np.maximum(sizes, 1.0)),

@@ -8,8 +8,16 @@ import numpy as np
 import pytest
 
 from hespas.estimators.forms import FORMS, form_time_ns, machine_of
-from hespas.estimators.learned.bases import Base, BaseIndex, FittedDevice, combined_ns, nearest_devices
-from hespas.estimators.learned.inference import octaves_beyond
+from hespas.estimators.learned.bases import (
+    Base,
+    BaseIndex,
+    FittedDevice,
+    ReferenceDevices,
+    combined_ns,
+    device_distance,
+    nearest_devices,
+)
+from hespas.estimators.learned.extrapolation import expected_deviation, octaves_beyond
 from hespas.estimators.learned.rising import halved, raised
 from hespas.graph.columns import FloatArray, IntArray
 from hespas.hardware import load_device
@@ -87,22 +95,62 @@ def test_a_class_without_a_form_goes_by_its_kind_then_by_another_variant() -> No
     assert combined_ns(np.array([np.nan, np.log(4.0)]), np.array([9.0, 9.0]), 0.5) == pytest.approx([9, 6])
 
 
-def test_the_nearest_relatives_stand_in() -> None:
-    seen = [
-        FittedDevice(name=name, vendor=device.vendor, family=device.family, kind=device.kind, rows=1)
-        for name in ("H100-SXM", "H200-SXM", "A100-SXM-80GB", "MI300X", "TPU-v4")
-        if (device := load_device(name))
-    ]
-    every = {each.name for each in seen}
-    assert nearest_devices(load_device("H100-PCIe"), seen, every) == ("family", ("H100-SXM", "H200-SXM"))
-    assert nearest_devices(load_device("L40S"), seen, every) == (
-        "vendor",
-        ("H100-SXM", "H200-SXM", "A100-SXM-80GB"),
+SEEN = [
+    FittedDevice(name=name, arch=load_device(name).architecture, kind=load_device(name).kind, rows=1)
+    for name in ("H100-SXM", "H200-SXM", "B200-SXM", "A100-SXM-80GB", "L40S", "MI300X", "TPU-v4")
+]
+
+
+def references(name: str, kind: str = "matmul", without: tuple[str, ...] = ()) -> ReferenceDevices | None:
+    among = {each.name for each in SEEN} - set(without)
+    return nearest_devices(load_device(name), SEEN, among, kind, "bf16")
+
+
+def test_devices_with_the_same_kernels_and_rates_stand_in_whatever_their_family() -> None:
+    for name, nearest in (
+        ("H100-PCIe", "H100-SXM"),
+        ("GH200-144GB", "H200-SXM"),
+        ("B300-SXM", "B200-SXM"),  # another family than the B200
+        ("RTX-PRO-6000-Server", "L40S"),  # of the B200's family
+        ("L4", "L40S"),
+        ("A100-PCIe-40GB", "A100-SXM-80GB"),
+        ("MI325X", "MI300X"),
+        ("TPU-v5p", "TPU-v4"),
+    ):
+        found = references(name)
+        assert found is not None
+        assert found.names[0] == nearest
+        assert sum(found.weights) == pytest.approx(1)
+        assert list(found.weights) == sorted(found.weights, reverse=True)
+        assert str(found).startswith(f"{nearest} {found.weights[0]:.1f}")
+    assert references("TPU-v5e", without=("TPU-v4",)) is None
+
+
+def test_distance_grows_with_differences_and_depends_on_the_kind() -> None:
+    h800, h100, pcie, b60 = (
+        load_device(name) for name in ("H800-SXM", "H100-SXM", "H100-PCIe", "Arc-Pro-B60")
     )
-    found = nearest_devices(load_device("Arc-Pro-B60"), seen, every)
+    apart = [device_distance(h100, other, "matmul", "bf16") for other in (h100, h800, pcie, b60)]
+    assert apart[:2] == [0, 0]
+    assert 0 < apart[2] < apart[3]
+    assert device_distance(b60, h100, "matmul", "bf16") == pytest.approx(apart[3])
+    h20 = load_device("H20")  # its matrix units are slow, its vector units are not
+    assert device_distance(h20, h100, "vector", "f32") < device_distance(h20, h100, "matmul", "bf16") / 2
+    far, near = references("Arc-Pro-B60"), references("H800-SXM")
+    assert far is not None
+    assert near is not None
+    assert far.distance > near.distance
+    assert expected_deviation(far) > expected_deviation(near)
+
+
+def test_a_device_of_the_user_stands_in_with_an_unknown_distance() -> None:
+    own = FittedDevice(name="my-gpu", arch="mine", kind="gpu", rows=1)
+    found = nearest_devices(load_device("H800-SXM"), [own, *SEEN], ["my-gpu", "H100-SXM"], "matmul", "bf16")
     assert found is not None
-    assert (found.nearness, len(found.names)) == ("kind", 4)
-    assert nearest_devices(load_device("TPU-v5e"), seen, every - {"TPU-v4"}) is None
+    assert found.names == ("H100-SXM",)
+    alone = nearest_devices(load_device("H800-SXM"), [own, *SEEN], ["my-gpu"], "matmul", "bf16")
+    assert alone is not None
+    assert (alone.names, alone.weights) == (("my-gpu",), (1.0,))
 
 
 def test_how_far_sizes_lie_beyond_those_of_a_fit() -> None:

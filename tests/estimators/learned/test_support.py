@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hespas.estimators.learned.inference import distances
+from hespas.estimators.learned.extrapolation import distances
 
 
 def test_the_nearest_seen_size_counts() -> None:

@@ -150,7 +150,7 @@ def test_what_makes_no_sense_is_refused(
 def test_lines_carry_over_to_no_other_device(table: Measurements) -> None:
     names = tuple("TPU-v3" if name == "TPU-v4" else name for name in table.hardware.names)
     both = [table, replace(table, hardware=replace(table.hardware, names=names))]
-    for name, message in (("systolic", "do not transfer to another"), ("learned", "two families")):
+    for name, message in (("systolic", "do not transfer to another"), ("learned", "two architectures")):
         with pytest.raises(UsageError, match=message):
             calibrate(both, V4, estimators=(name,), tests=("hardware",))
 

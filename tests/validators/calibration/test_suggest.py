@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hespas.estimators.learned.inference import octaves_beyond
+from hespas.estimators.learned.extrapolation import octaves_beyond
 from hespas.graph.columns import FloatArray
 from hespas.graph.errors import UsageError
 from hespas.hardware import load_device

@@ -1,0 +1,106 @@
+"""Devices that were never measured: each architecture left out of the shipped models.
+
+    python -m benchmarks.carry_over.new_devices --tables DIR [--part NAME ...] [--rows N] [--json FILE]
+                                                [--against FILE]
+
+DIR holds the tables that :data:`~hespas.fitting.learned_parts.PARTS` names. The devices left out are no
+longer references of a shipped model, and the interval of new devices is measured on the other architectures
+alone. Figures are of ``devval`` rows (``--rows`` of each device, drawn at random):
+
+    sibling       a device without rows in the fit, with others of its architecture there
+    architecture  all devices of an architecture without rows in the fit
+
+and beside them, as *roofline*, what the data sheets alone say of the same rows. Columns *cover* and *width*
+are of the 90 % interval: the share of rows in it, and the square root of the ratio of its ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from msgspec.structs import replace as with_fields
+
+from benchmarks.carry_over.figures import Case, parser_of, tell
+from hespas.estimators.interface import OperationModel
+from hespas.estimators.learned.inference import LoadedModels
+from hespas.estimators.learned.serialization import LearnedModel, load_model, shipped_folder
+from hespas.estimators.roofline import Roofline
+from hespas.fitting.learned import with_new_devices
+from hespas.fitting.learned_parts import PARTS, LearnedPart, TrainingRows, rows_for, rows_of_part
+from hespas.fitting.rows import known_variants
+from hespas.hardware import named_device
+from hespas.measurements import Measurements, read_measurements
+
+__all__ = ["cases", "main", "without_devices"]
+
+
+def without_devices(model: LearnedModel, rows: TrainingRows, held_out: Sequence[str]) -> LearnedModel:
+    """The model as if some devices had no rows in its fit; ``rows`` are the rows of the fit."""
+    card = model.card
+    cells = [
+        with_fields(cell, rows={name: count for name, count in cell.rows.items() if name not in held_out})
+        for cell in card.cells
+    ]
+    card = with_fields(
+        card,
+        cells=tuple(cell for cell in cells if cell.rows),
+        devices=tuple(device for device in card.devices if device.name not in held_out),
+        bases=tuple(base for base in card.bases if base.hardware not in held_out),
+    )
+    others = rows.take(np.flatnonzero(~rows.of_devices(tuple(held_out))))
+    others = replace(others, devices={device.name: rows.devices[device.name] for device in card.devices})
+    return with_new_devices(LearnedModel(card, model.forests, model.octaves), others, seed=0)
+
+
+def cases(part: LearnedPart, table: Measurements, rows: int) -> Iterator[Case]:
+    """Every device and architecture of one part left out."""
+    table = table.take(rows_of_part(part, table))
+    model = load_model(shipped_folder() / f"{part.name}.json")
+    fitted = rows_for(part, table.part("calib"))
+    members: dict[str, list[str]] = {}
+    for device in model.card.devices:
+        members.setdefault(device.arch, []).append(device.name)
+    tests = [("sibling", [name]) for names in members.values() if len(names) > 1 for name in names]
+    tests += [("architecture", names) for names in members.values() if len(members) > 1]
+    draw = np.random.default_rng(0)
+    for test, held_out in tests:
+        left = without_devices(model, fitted, held_out)
+        variants = {cell.variant for cell in left.card.cells}
+        models: tuple[OperationModel, ...] = (LoadedModels([left]), Roofline())
+        for name in held_out:
+            scored = table.part("devval").on(name)
+            scored = scored.take(np.sort(draw.permutation(len(scored))[:rows]))
+            for label, each in zip((test, f"{test}, roofline"), models, strict=True):
+                said = each.predict(known_variants(scored.ops, variants), named_device(name))
+                yield Case(
+                    test=f"{part.name} {label}",
+                    device=name,
+                    table=part.table,
+                    low_ns=said.low_ns,
+                    duration_ns=said.duration_ns,
+                    high_ns=said.high_ns,
+                    measured_ns=scored.duration_ns,
+                )
+
+
+def _found(folder: Path, parts: Sequence[LearnedPart], rows: int) -> Iterator[Case]:
+    for part in parts:
+        for path in sorted(folder.glob(f"{part.table}.*"))[:1]:
+            yield from cases(part, read_measurements(path), rows)
+
+
+def main() -> None:
+    """Print the figures."""
+    parser = parser_of(__doc__)
+    parser.add_argument("--part", action="append", help="only these models (default: all)")
+    parser.add_argument("--rows", type=int, default=2000, help="rows of each device (default: 2000)")
+    arguments = parser.parse_args()
+    parts = [part for part in PARTS if not arguments.part or part.name in arguments.part]
+    tell(_found(arguments.tables, parts, arguments.rows), arguments)
+
+
+if __name__ == "__main__":
+    main()
