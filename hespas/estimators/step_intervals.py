@@ -98,7 +98,7 @@ def device_level(kind: WorkloadKind, device: Device) -> Level:
     """
     if device.fits:
         return "measured"
-    if kind == "training" and (device.kind == "tpu" or device.family in training_shares(device).families):
+    if kind == "training" and (device.kind == "tpu" or training_shares(device).covers(device)):
         return "measured"
     return "new device"
 

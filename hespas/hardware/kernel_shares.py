@@ -4,10 +4,10 @@ interference factors.
 Fits of kernels that the devices of a vendor have in common are in ``kernels/``: one file per recorded device,
 and one per vendor for its other devices. Files in ``training/`` have figures that no fit of a device covers:
 shares of the dense peak that attention libraries are published to reach, and products that a step sustains at
-the device's power limit. Their keys: ``name``, ``description``, ``vendor``, ``kind``, ``families`` (empty:
-all others of the vendor), ``library``, ``stands_in``, lists of tables ``attention`` and ``products``, in the
-common file also tables ``power`` and ``apart``, and ``sources``, a table of texts that the ``source`` of
-every row refers to.
+the device's power limit. Their keys: ``name``, ``description``, ``vendor``, ``kind``, ``families`` and
+``architectures`` (empty: all others of the vendor), ``library``, ``stands_in``, lists of tables ``attention``
+and ``products``, in the common file also tables ``power`` and ``apart``, and ``sources``, a table of texts
+that the ``source`` of every row refers to.
 
 Interference: communication kernels occupy units that concurrent kernels cannot use. The units are the
 channels (workgroups) of NCCL and RCCL as recorded; TPUs and similar accelerators communicate with engines
@@ -227,7 +227,8 @@ class TrainingShares(TomlRow, frozen=True, kw_only=True):
     """Contents of one file with the rates of training kernels, as shares of the peak.
 
     ``library`` is the default attention library. ``stands_in`` are number formats of matmuls that were
-    measured only on devices of other vendors. Estimators replace such matmuls by 16-bit matmuls.
+    measured only on devices of other vendors. Estimators replace such matmuls by 16-bit matmuls. ``families``
+    apply to devices whose file states no architecture: devices of one family may have different ones.
     """
 
     name: Text
@@ -235,11 +236,16 @@ class TrainingShares(TomlRow, frozen=True, kw_only=True):
     vendor: str
     kind: str
     families: tuple[Text, ...]
+    architectures: tuple[Text, ...]
     library: Library
     stands_in: tuple[Text, ...]
     attention: tuple[AttentionShare, ...]
     products: tuple[ProductShare, ...]
     sources: dict[str, Text]
+
+    def covers(self, device: Device) -> bool:
+        """Return True if the figures are of the architecture of a device."""
+        return device.arch in self.architectures if device.arch else device.family in self.families
 
     def attention_of(self, library: str) -> AttentionShare | None:
         """Return the attention shares of a library, None if unknown."""
@@ -292,13 +298,13 @@ def common_shares() -> CommonShares:
 
 
 def training_shares(device: Device) -> TrainingShares:
-    """Return the training figures for a device: of its family, else of its vendor's other devices, else the
-    common ones.
+    """Return the training figures for a device: of its architecture, else of its vendor's other devices, else
+    the common ones.
     """
     of_vendor = [
         shares for shares in _shipped() if (shares.vendor, shares.kind) == (device.vendor, device.kind)
     ]
-    ranked = [shares for shares in of_vendor if device.family in shares.families]
+    ranked = [shares for shares in of_vendor if shares.covers(device)]
     ranked += [shares for shares in of_vendor if not shares.families]
     return ranked[0] if ranked else common_shares()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -63,3 +64,13 @@ def test_faults_name_the_key(name: str, old: str, new: str, position: str, tmp_p
     with pytest.raises(FormatError) as caught:
         read_training_shares(path)
     assert caught.value.position == position
+
+
+def test_an_architecture_decides_and_not_the_name_of_a_family() -> None:
+    server, workstation = load_device("B200-SXM"), load_device("RTX-PRO-6000-Server")
+    assert server.family == workstation.family
+    assert training_shares(server).covers(server)
+    assert not training_shares(workstation).covers(workstation)
+    assert training_shares(workstation).name == "nvidia"
+    unnamed = replace(server, arch="")  # files of Hespas 0.1.0 state no architecture
+    assert training_shares(unnamed) == training_shares(server)
