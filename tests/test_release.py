@@ -113,7 +113,7 @@ def test_wheel_and_source_are_reproducible(tmp_path: Path) -> None:
         f"hespas-{__version__}-py3-none-any.whl", f"hespas-{__version__}.tar.gz",
     ]  # fmt: skip
     wheel = next((tmp_path / "first").glob("*.whl"))
-    assert wheel.stat().st_size <= 6 << 20
+    assert wheel.stat().st_size <= 6_000_000
 
 
 def built_metadata(root: Path) -> CoreMetadata:
