@@ -535,8 +535,8 @@ class Composite:
                     bounds += [name for name in estimate.bounds if name not in bounds]
                     number = np.array([*(bounds.index(name) for name in estimate.bounds), -1], np.int8)
                     times = np.stack((estimate.duration_ns, estimate.low_ns, estimate.high_ns))
-                    stated = np.where(estimate.basis < 0, len(estimate.bases), estimate.basis)[rows]
-                    basis = Labels.choice((*estimate.bases, ""), stated.astype(np.int64))
+                    codes = np.where(estimate.basis < 0, len(estimate.bases), estimate.basis)[rows]
+                    basis = Labels.choice((*estimate.bases, ""), codes.astype(np.int64))
                     of_nodes.fill(rows, times[:, rows], call.model, number[estimate.bound[rows]], basis)
             _forward(reported, diagnostics, is_last=call.is_last)
         by_node = ~np.isnan(of_nodes.times[0])

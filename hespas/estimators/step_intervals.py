@@ -113,14 +113,14 @@ def step_factors(kind: WorkloadKind, device: Device, estimator: str) -> tuple[fl
     if estimator.partition(":")[0] not in _COMPARED:
         return nan, nan
     level = device_level(kind, device)
-    interval, measured = (step_intervals().get((kind, each)) for each in (level, LEVELS[0]))
+    interval, measured = (step_intervals().get((kind, name)) for name in (level, LEVELS[0]))
     if interval is None or measured is None:
         return nan, nan
     if level == LEVELS[0]:
         return interval.low, interval.high
     # The file has the interval of a device with the usual deviation of left-out architectures.
     middle = log(measured.low * measured.high) / 2
-    least, usual = (log(each.high / each.low) / 2 for each in (measured, interval))
+    least, usual = (log(bounds.high / bounds.low) / 2 for bounds in (measured, interval))
     ratio = _matmul_deviation(device) / _USUAL_DEVIATION
     half = sqrt(least**2 + (usual**2 - least**2) * ratio**2)
     return exp(middle - half), exp(middle + half)

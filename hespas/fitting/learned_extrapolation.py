@@ -114,14 +114,14 @@ def left_out_devices(
                     continue
                 variant = Labels.constant(cell.variant, len(of_class))
                 part = replace(measured.ops.take(of_class), variant=variant)
-                found = reference_times(model, references, part, new)
-                log_ns = np.log(np.fmax(np.exp(found.log_ns), roof_ns(part, new)))
+                predicted = reference_times(model, references, part, new)
+                log_ns = np.log(np.fmax(np.exp(predicted.log_ns), roof_ns(part, new)))
                 residual[of_device[of_class]] = np.log(measured.duration_ns[of_class]) - log_ns
-                unit[of_device[of_class]] = expected_deviation(references, found.spread)
-        known = np.flatnonzero(~np.isnan(residual))
-        if not len(known):
+                unit[of_device[of_class]] = expected_deviation(references, predicted.spread)
+        predicted_rows = np.flatnonzero(~np.isnan(residual))
+        if not len(predicted_rows):
             continue
-        figures = error_figures(np.expm1(-residual[known]))
+        figures = error_figures(np.expm1(-residual[predicted_rows]))
         errors.append(
             LeftOutError(
                 hardware=held_out,
@@ -129,10 +129,10 @@ def left_out_devices(
                 mape=round(figures["mape"], 6),
                 median_ape=round(figures["median_ape"], 6),
                 bias=round(figures["bias"], 6),
-                n=len(known),
+                n=len(predicted_rows),
             )
         )
-        units.append(residual[known] / unit[known])
+        units.append(residual[predicted_rows] / unit[predicted_rows])
     if not units:
         return USUAL_INTERVAL, ()
     # All tests have equal weights; the usual interval counts as much as some more of them.

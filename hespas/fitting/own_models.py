@@ -131,14 +131,16 @@ def adapted(adaptable_rows: Adaptable, device: Device, *, seed: int) -> LearnedM
         """
         residuals = [np.full(len(among), np.nan) for _ in options]
         for others, held_out in parts_in_turn(fold[among]):
-            found = references.residuals(among[others], among[held_out], options, seed=seed)
-            for residual, of_fold in zip(residuals, found, strict=True):
+            by_option = references.residuals(among[others], among[held_out], options, seed=seed)
+            for residual, of_fold in zip(residuals, by_option, strict=True):
                 residual[held_out] = of_fold
         forms = [option.trees or _NO_TREES for option in options]
         best, candidates = chosen_form(forms, residuals)
         pair = [candidates[0].mape, candidates[best].mape]
         best = best if first_of_best(pair, groups * len(among) / len(group)) else 0
-        marked = (with_fields(each, chosen=number == best) for number, each in enumerate(candidates))
+        marked = (
+            with_fields(candidate, chosen=number == best) for number, candidate in enumerate(candidates)
+        )
         return best, residuals[best], tuple(marked)
 
     best, residual, candidates = choose(np.arange(len(group)))

@@ -145,7 +145,7 @@ def device_distance(device: Device, other: Device, kind: str, scheme: str) -> fl
     """Return the distance of two devices for operations of a kind in a number format; 0 for equal rates,
     caches, memories and matrix instructions.
     """
-    one, two = (machine_of(each, kind, scheme) for each in (device, other))
+    one, two = (machine_of(compared, kind, scheme) for compared in (device, other))
     ratios = {
         "flops_per_byte": (one.flops_per_ns / one.bytes_per_ns, two.flops_per_ns / two.bytes_per_ns),
         "flops_per_unit": (one.flops_per_ns / one.units, two.flops_per_ns / two.units),

@@ -427,14 +427,14 @@ def _times_of_new_device(
     selection: ModelSelection,
 ) -> FloatArray:
     """Return the time and interval of operations on a device without measurements, shape ``(3, ops)``."""
-    found = reference_times(model, references, ops, device, as_timed=selection.as_timed)
-    unit = expected_deviation(references, found.spread)
+    times = reference_times(model, references, ops, device, as_timed=selection.as_timed)
+    unit = expected_deviation(references, times.spread)
     wider = widening(model.card, octaves_outside(model, ops))
     interval = model.card.unseen
     with np.errstate(over="ignore"):
-        low = np.exp(found.log_ns + interval.low * unit - wider)
-        high = np.exp(found.log_ns + interval.high * unit + wider)
-        return np.stack((np.exp(found.log_ns), low, high))
+        low = np.exp(times.log_ns + interval.low * unit - wider)
+        high = np.exp(times.log_ns + interval.high * unit + wider)
+        return np.stack((np.exp(times.log_ns), low, high))
 
 
 def _form_times(

@@ -9,12 +9,20 @@ import pyarrow as pa
 from pyarrow import ipc
 
 import hespas
+from hespas.graph import Workload
+from hespas.graph.opgraph import ContractionTable
 
 PROGRAM = Path(__file__).parents[3] / "fixtures" / "stablehlo" / "cnn_train.mlir"
 
 
+def products(path: Path) -> ContractionTable:
+    workload = hespas.read(path)
+    assert isinstance(workload, Workload)
+    return workload.classes[0].contractions
+
+
 def windows(path: Path) -> list[int]:
-    table = hespas.read(path).classes[0].contractions
+    table = products(path)
     return sorted(table.window[table.window > 1].tolist())
 
 
@@ -30,11 +38,11 @@ def test_every_format_keeps_windows(tmp_path: Path) -> None:
 def test_a_file_without_the_column_has_no_windows(tmp_path: Path) -> None:
     new, old = tmp_path / "new.arrow", tmp_path / "old.arrow"
     hespas.convert(PROGRAM, new)
-    with pa.OSFile(str(new)) as source:
+    with pa.OSFile(str(new), "rb") as source:
         table = ipc.open_file(source).read_all()
     table = table.drop_columns(["contractions.window"])
     with pa.OSFile(str(old), "wb") as sink, ipc.new_file(sink, table.schema) as writer:
         writer.write_table(table)
     assert windows(old) == []
-    now, before = (hespas.read(path).classes[0].contractions for path in (new, old))
+    now, before = products(new), products(old)
     np.testing.assert_array_equal(now.k, before.k)

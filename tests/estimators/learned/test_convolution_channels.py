@@ -10,7 +10,7 @@ import pytest
 
 import hespas
 from hespas.estimators.learned.equivalents import as_products
-from hespas.graph import OpClass
+from hespas.graph import OpClass, Workload
 from hespas.hardware import load_device
 from hespas.operations import Labels, Operations, build, operations_of
 
@@ -54,7 +54,9 @@ def test_unknown_channels_leave_the_depth_as_it_is() -> None:
 
 def test_a_program_states_the_channels_of_its_convolutions() -> None:
     program = Path(__file__).parents[3] / "fixtures" / "stablehlo" / "cnn_train.mlir"
-    graph = hespas.read(program).classes[0]
+    workload = hespas.read(program)
+    assert isinstance(workload, Workload)
+    graph = workload.classes[0]
     channels = operations_of(graph).dim("channels")
     stem = int(np.flatnonzero(graph.op_class == OpClass.CONVOLUTION)[0])
     assert channels[stem] == 3.0
