@@ -14,7 +14,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from math import nan
+from math import isfinite, nan
 from typing import NamedTuple
 
 import numpy as np
@@ -39,13 +39,20 @@ OVERFLOW = "GR008"
 QUANTISED = "!quant."
 """Start of the text of a quantised type."""
 
-_STORED = re.compile(r"!quant\.(uniform|any)<(\w+)(?:<([^<>:]*):([^<>:]*)>)?")
-_EXPRESSED = re.compile(r":(\w+)")
-_AXIS = re.compile(r":(\d+), ")
-_BLOCKS = re.compile(r":\{([^{}]*)\}, ")
-_CALIBRATED = re.compile(r"!quant\.calibrated<(\w+)<([^<>:]*):([^<>:]*)>>")
-_PAIR = re.compile(r"([^\s{},:<>]+)(?::(-?\d+))?")
-_INTEGER = re.compile(r"(u?)i?(\d+)")
+_STORED = re.compile(r"!quant\.(uniform|any)<(\w{1,32})(?:<([^<>:]{1,40}):([^<>:]{1,40})>)?")
+_EXPRESSED = re.compile(r":(\w{1,32})")
+_AXIS = re.compile(r":(\d{1,18}), ")
+_BLOCKS = re.compile(r":\{((?:\d{1,18}:\d{1,18}(?:, ?(?=\d)|(?=\})))*)\}, ")
+_CALIBRATED = re.compile(r"!quant\.calibrated<(\w{1,32})<([^<>:]{1,40}):([^<>:]{1,40})>>")
+_SCALES = re.compile(r"[-+.0-9eE:,{}]+")
+_MISPLACED = re.compile(r"\{(?<=[^{,]\{)|\}(?=[^},])")
+_NUMBERS = str.maketrans("", "", "-+.0123456789eE:")
+_WHOLE = re.compile(r"-?[0-9]{1,18}")
+_INTEGER = re.compile(r"(u?)i?([0-9]{1,4})")
+_MOST_BITS = 64
+_MOST_DIMENSIONS = 64
+_MOST_DIGITS = 64
+"""Limits of types: bits of an integer, dimensions of a tensor, characters of a scale with its zero point."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,11 +108,15 @@ class QuantisedType:
 
     def fits(self, shape: Sequence[int]) -> bool:
         """Return True if a tensor of this shape has as many indices, or blocks, as there are scales."""
+        if any(axis >= len(shape) for axis in self.axes):
+            return False
+        is_full = len(self.grid) != len(self.axes)  # an extent for each dimension of the tensor
+        if is_full and len(self.grid) != len(shape):
+            return False
+        counts = [self.grid[axis] for axis in self.axes] if is_full else self.grid
         return all(
-            axis < len(shape) and shape[axis] in (DYNAMIC, size * count)
-            for axis, size, count in zip(
-                self.axes, self.block_sizes, self.grid[-len(self.axes) :], strict=False
-            )
+            shape[axis] in (DYNAMIC, size * count)
+            for axis, size, count in zip(self.axes, self.block_sizes, counts, strict=True)
         )
 
     @property
@@ -151,40 +162,44 @@ def _number(value: float) -> str:
 
 
 def _integer_range(storage: str) -> tuple[int, int] | None:
-    """Return the least and the largest number that an integer storage type holds, None for floats."""
+    """Return the least and the largest number that an integer storage type holds. None for floats and for
+    integers wider than 64 bits.
+    """
     match = _INTEGER.fullmatch(storage)
-    if match is None:
+    bits = 0 if match is None else int(match[2])
+    if match is None or not 1 <= bits <= _MOST_BITS:
         return None
-    bits = int(match[2])
     return (0, 2**bits - 1) if match[1] else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
 
 
 @lru_cache(maxsize=4096)
 def parse_quantised(encoding: str) -> QuantisedType | None:
-    """Decode the quantised type at the start of an encoding, as MLIR prints it. Return None for any other
-    text.
+    """Decode the quantised type at the start of an encoding, as MLIR prints it. O(characters).
+
+    Return None for any other text, and for types that MLIR refuses: with a storage type that has no code, an
+    empty range or one beyond the storage type, or scales that are not finite and above 0.
     """
     calibrated = _CALIBRATED.match(encoding)
     if calibrated is not None:
-        low, high = _float(calibrated[2]), _float(calibrated[3])
-        return QuantisedType("calibrated", "", calibrated[1], low, high)
+        values = _range("", calibrated[2], calibrated[3])
+        return None if values is None else QuantisedType("calibrated", "", calibrated[1], *values)
     head = _STORED.match(encoding)
-    if head is None:
+    bounds = None if head is None else _range(head[2], head[3], head[4])
+    if head is None or bounds is None or find_dtype(head[2]) is None:
         return None
-    kind, storage = head[1], head[2]
+    kind, storage, (low, high) = head[1], head[2], bounds
     least, most = _integer_range(storage) or (nan, nan)
-    low, high = (least, most) if head[3] is None else (_float(head[3]), _float(head[4]))
     at, expressed = head.end(), ""
-    axes: tuple[int, ...] = ()
-    sizes: tuple[int, ...] = ()
     if match := _EXPRESSED.match(encoding, at):
         at, expressed = match.end(), match[1]
     if kind == "any":
-        return QuantisedType(kind, storage, expressed, low, high)
+        return QuantisedType(kind, storage, expressed, low, high) if encoding.startswith(">", at) else None
+    axes: tuple[int, ...] = ()
+    sizes: tuple[int, ...] = ()
     if match := _AXIS.match(encoding, at):
         at, axes, sizes = match.end(), (int(match[1]),), (1,)
     elif match := _BLOCKS.match(encoding, at):
-        pairs = [pair.partition(":") for pair in match[1].split(",") if pair.strip()]
+        pairs = [pair.partition(":") for pair in match[1].split(",") if pair]
         at, axes = match.end(), tuple(int(axis) for axis, _, _ in pairs)
         sizes = tuple(int(size) for _, _, size in pairs)
     elif encoding.startswith(", ", at):
@@ -192,30 +207,84 @@ def parse_quantised(encoding: str) -> QuantisedType | None:
     else:
         return None
     end = encoding.find(">", at)
-    numbers = encoding[at:end]
-    found: list[tuple[str, str]] = _PAIR.findall(numbers)
-    scales = tuple(_float(scale) for scale, _ in found)
-    if end < 0 or not scales:
+    found = _scales(encoding[at:end].replace(", ", ",")) if end >= 0 else None
+    if found is None or len(set(axes)) != len(axes) or 0 in sizes:
         return None
-    grid = _grid(numbers) if axes else ()
-    points = tuple(int(point or 0) for _, point in found)
+    grid, scales, points = found
     if len(axes) > 1 or sizes not in {(), (1,)}:
         # MLIR stores scales of blocks in the expressed type and zero points in the storage type. It prints as
         # many digits as distinguish its values, and zero points of unsigned types as signed numbers.
         scales = _rounded(scales, expressed)
         points = tuple(point % (int(most) + 1) for point in points) if least == 0 else points
+    is_grid = len(grid) > max(axes) or len(grid) == len(axes) if axes else len(scales) == 1
+    column = np.array(scales)
+    if not is_grid or not (np.isfinite(column) & (column > 0)).all():
+        return None
+    grid = grid if axes else ()
     return QuantisedType(kind, storage, expressed, low, high, axes, sizes, grid, scales, points)
 
 
+def _range(storage: str, low: str | None, high: str | None) -> tuple[float, float] | None:
+    """Return the ends of a range of stored numbers, or of values (``storage`` is empty). If none is stated,
+    it is the range of an integer storage type, or NaN. None for a range that MLIR refuses.
+    """
+    whole = _integer_range(storage)
+    if low is None or high is None:
+        return whole or (nan, nan)
+    ends = _float(low), _float(high)
+    is_rising = ends[0] < ends[1] or (not storage and ends[0] == ends[1])
+    is_stored = whole is None or (
+        whole[0] <= ends[0] and ends[1] <= whole[1] and all(isinstance(end, int) for end in ends)
+    )
+    return ends if is_rising and is_stored and isfinite(ends[0]) and isfinite(ends[1]) else None
+
+
 def _float(text: str) -> float:
+    """Return the number in a text, an integer as ``int``; NaN for other texts."""
     try:
-        return int(text) if re.fullmatch(r"-?\d{1,18}", text) else float(text)
+        return int(text) if _WHOLE.fullmatch(text) else float(text)
     except ValueError:
         return nan
 
 
+def _scales(nested: str) -> tuple[tuple[int, ...], tuple[float, ...], tuple[int, ...]] | None:
+    """Return the extents of nested lists such as ``{{1.0:3,2.0},{3.0,4.0}}``, their scales and their zero
+    points. None for other texts, and for lists of unequal lengths.
+    """
+    if not _SCALES.fullmatch(nested) or _MISPLACED.search(nested):
+        return None
+    brackets = nested.translate(_NUMBERS)
+    depth = len(brackets) - len(brackets.lstrip("{"))
+    if depth > _MOST_DIMENSIONS:
+        return None
+    extents: list[int] = []
+    whole, count = "", 1
+    for level in range(1, depth + 1):
+        # the first list of each level ends at the first run of as many closing brackets
+        end = brackets.find("}" * level)
+        before, count = count, brackets.count(",", 0, max(end, 0)) + 1
+        extents.append(count // before)
+        whole = "{" + ",".join([whole] * extents[-1]) + "}"
+    entries = nested.replace("{", "").replace("}", "").split(",")
+    if whole != brackets or max(map(len, entries)) > _MOST_DIGITS:
+        return None
+    points = [0] * len(entries)
+    if ":" in nested:
+        texts = [entry.partition(":")[2] for entry in entries]
+        entries = [entry.partition(":")[0] for entry in entries]
+        value = {text: int(text) for text in set(texts) if _WHOLE.fullmatch(text)} | {"": 0}
+        if not value.keys() >= set(texts) or len(texts) - texts.count("") != nested.count(":"):
+            return None
+        points = [value[text] for text in texts]
+    try:
+        return tuple(reversed(extents)), tuple(map(float, entries)), tuple(points)
+    except ValueError:
+        return None
+
+
+@np.errstate(over="ignore")
 def _rounded(scales: Sequence[float], expressed: str) -> tuple[float, ...]:
-    """Return scales in the precision of the expressed type."""
+    """Return scales in the precision of the expressed type; infinity for scales above its range."""
     single = np.array(scales, np.float32)
     if expressed == "f16":
         return tuple(np.array(scales, np.float16).astype(np.float64).tolist())
@@ -223,24 +292,6 @@ def _rounded(scales: Sequence[float], expressed: str) -> tuple[float, ...]:
         bits = single.view(np.uint32)
         single = ((bits + 0x7FFF + (bits >> 16 & 1)) & np.uint32(0xFFFF0000)).view(np.float32)
     return tuple(scales) if expressed == "f64" else tuple(single.astype(np.float64).tolist())
-
-
-def _grid(nested: str) -> tuple[int, ...]:
-    """Return the extents of nested lists such as ``{{1.0, 2.0}, {3.0, 4.0}}``."""
-    extents: list[int] = []
-    open_lists: list[int] = []
-    deepest = 0
-    for match in re.finditer("[{},]", nested):
-        if match[0] == "{":
-            open_lists.append(1)
-            deepest = max(deepest, len(open_lists))
-        elif match[0] == "," and open_lists:
-            open_lists[-1] += 1
-        elif open_lists:
-            extent = open_lists.pop()
-            if len(open_lists) + len(extents) < deepest:  # the first list of its level to end
-                extents.append(extent)
-    return tuple(reversed(extents))
 
 
 class AccumulatorSum(NamedTuple):

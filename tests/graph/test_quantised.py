@@ -176,3 +176,58 @@ def test_floats_have_no_range_unless_it_is_stated() -> None:
     kind = parse_quantised("!quant.uniform<f8E4M3FN:f32, 1.0>")
     assert kind is not None
     assert isnan(kind.low)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "!quant.uniform<i8:f32:{0:a}, {{1.0}}>",
+        "!quant.uniform<i8:f32, 0.1:" + "9" * 5000 + ">",
+        "!quant.uniform<i8:f32:" + "9" * 5000 + ", {0.1}>",
+        "!quant.uniform<i8<-127:1e400>:f32, 0.1>",
+        "!quant.uniform<i8<a:b>:f32, 0.1>",
+        "!quant.uniform<i8<5:-5>:f32, 0.1>",
+        "!quant.uniform<i8<-129:5>:f32, 0.1>",
+        "!quant.uniform<i8<-1.5:5>:f32, 0.1>",
+        "!quant.uniform<i0:f32, 0.1>",
+        "!quant.uniform<i99999:f32, 0.1>",
+        "!quant.uniform<i4000000000:f32, 0.1>",
+        "!quant.any<i4000000000>",
+        "!quant.any<i8",
+        "!quant.calibrated<f32<nan:1.0>>",
+        "!quant.calibrated<f32<-inf:1.0>>",
+        "!quant.calibrated<f32<2.0:1.0>>",
+        *(f"!quant.uniform<i8:f32, {scale}>" for scale in ("nan", "inf", "-0.5", "0.0", "1_0.0", "0.5:x")),
+        "!quant.uniform<i8:f32, 0.5",
+        "!quant.uniform<i8:f32, 0.5,0.25>",
+        "!quant.uniform<i8:f32:1, {0.5,}>",
+        "!quant.uniform<i8:f32:1, {0.5:,0.25:1}>",
+        "!quant.uniform<i8:f32:1, 0.5>",
+        "!quant.uniform<i8:f32:{0:0, 1:2}, {{1.0}}>",
+        "!quant.uniform<i8:f32:{0:1, 0:2}, {{1.0}}>",
+        "!quant.uniform<i8:f32:{0:1, 1:2}, {{1.0,2.0},{3.0}}>",
+        "!quant.uniform<i8:f32:{0:1, 1:2}, {{1.0,2.0},3.0,4.0}>",
+        "!quant.uniform<i8:f32:{0:1, 1:2}, 1.0{{,2.0}}>",
+        "!quant.uniform<i8:f32:{0:1, 1:2}, {{1.0e+300,2.0}}>",
+        "!quant.uniform<i8:f32:0, " + "{" * 10_000 + ">",
+    ],
+)
+@pytest.mark.filterwarnings("error")
+def test_types_that_mlir_refuses_are_not_decoded(text: str) -> None:
+    assert parse_quantised(text) is None
+
+
+def test_blocks_of_some_dimensions_have_an_extent_for_each_dimension() -> None:
+    kind = parse_quantised("!quant.uniform<i8:f32:{0:2, 2:8}, {{{1.0, 2.0}}, {{3.0, 4.0}}}>")
+    assert kind is not None
+    assert kind.grid == (2, 1, 2)
+    assert [kind.fits(shape) for shape in ((4, 5, 16), (2, 5, 16), (4, 16))] == [True, False, False]
+
+
+def test_many_scales_are_decoded() -> None:
+    count = 20_000
+    kind = parse_quantised(f"!quant.uniform<i8:f32:0, {{{','.join(['1.0e-01:3', '2.0'] * count)}}}>")
+    assert kind is not None
+    assert kind.grid == (2 * count,)
+    assert kind.scales == (0.1, 2.0) * count
+    assert kind.zero_points == (3, 0) * count
