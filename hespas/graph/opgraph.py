@@ -9,7 +9,7 @@ differs (use :func:`hespas.graph.passes.topological_order`).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from enum import IntEnum
 from itertools import repeat
 
@@ -244,6 +244,30 @@ class ContractionTable(ColumnTable):
     accumulator: NDArray[np.int16]
     products: NDArray[np.uint8]
     window: IntArray
+
+    @property
+    def has_even_window(self) -> NDArray[np.bool_]:
+        """Return a mask of the rows with a possible window: 1 or more, and a divisor of K if K is known."""
+        mask: NDArray[np.bool_] = self.k % np.maximum(self.window, 1) == 0
+        mask |= self.k < 0
+        mask &= self.window >= 1
+        return mask
+
+    def resized(
+        self,
+        *,
+        batch: IntArray,
+        m: IntArray,
+        n: IntArray,
+        k: IntArray,
+        flops: FloatArray,
+        useful_flops: FloatArray,
+    ) -> ContractionTable:
+        """Return the table with other sizes and FLOPs. A window that does not divide its new K becomes
+        unknown.
+        """
+        sized = replace(self, batch=batch, m=m, n=n, k=k, flops=flops, useful_flops=useful_flops)
+        return replace(sized, window=np.where(sized.has_even_window, self.window, 1))
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)

@@ -118,11 +118,12 @@ def operations_of(graph: OpGraph, *, num_ranks: int = -1, tiled: bool = False) -
 
 def _channels(graph: OpGraph) -> FloatArray:
     """Return the input channels of convolutions without groups, shape ``(nodes,)``. NaN for other nodes, and
-    for convolutions whose window is unknown.
+    for convolutions whose window is unknown or does not divide K.
     """
     channels, table = np.full(len(graph), np.nan), graph.contractions
     count = np.bincount(table.node, minlength=len(graph))
     rows = (count[table.node] == 1) & (table.batch == 1) & (table.window > 1) & (table.k > 0)
+    rows &= table.has_even_window
     channels[table.node[rows]] = table.k[rows] / table.window[rows]
     return channels
 

@@ -281,7 +281,8 @@ class _ContractionText(NamedTuple):
         lhs, rhs, accumulator = (_code(part) for part in match.groups()[4:7])
         products, window = int(match[10] or 1), int(match[11] or 1)
         too_large = max(abs(batch), abs(m), abs(n), abs(k), window) > LARGEST_EXTENT
-        if lhs is None or rhs is None or accumulator is None or too_large:
+        is_uneven = window < 1 or (k >= 0 and k % window != 0)
+        if lhs is None or rhs is None or accumulator is None or too_large or is_uneven:
             return None
         row = cls(batch, m, n, k, 0.0, 0.0, lhs, rhs, accumulator, products, window)
         flops = float(match[8]) if match[8] else row.usual_flops

@@ -152,6 +152,7 @@ _MOST_COST = 1e60
 """Largest cost of a node, far above that of any workload: products and sums of costs stay finite."""
 _COST_HINT = "use costs, sizes and trip counts from 0 to 1e60; null (NaN) means unknown"
 _EXTENT_HINT = "use extents of 0 or more; -1 means unknown"
+_WINDOW_HINT = "use the number of kernel positions, a divisor of k; 1 means unknown, or a matmul"
 _SHAPE_HINT = "correct the shape: no machine can hold such a tensor"
 _RANK_HINT = "state num_ranks, and each rank below num_ranks and at most once in a group set"
 
@@ -312,6 +313,11 @@ def _check_table_costs(graph: OpGraph, fault: FaultReporter) -> None:
             row = int(np.argmax(extents < -1))
             node = graph.id[contractions.node[row]]
             fault.report(f"node {node}", f"extent {name} is {extents[row]}", _EXTENT_HINT)
+    uneven = np.flatnonzero(~contractions.has_even_window)
+    if len(uneven):
+        row = int(uneven[0])
+        message = f"window is {contractions.window[row]}, and k is {contractions.k[row]}"
+        fault.report(f"node {graph.id[contractions.node[row]]}", message, _WINDOW_HINT)
 
 
 def _check_rows(values: FloatArray, name: str, table: str, fault: FaultReporter) -> None:

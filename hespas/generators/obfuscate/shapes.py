@@ -121,8 +121,7 @@ def _with_rounded_types(graph: OpGraph) -> OpGraph:
         types=builder.build(),
         operands=renumbered(graph.operands),
         results=renumbered(graph.results),
-        contractions=replace(
-            table,
+        contractions=table.resized(
             batch=batch,
             m=m.astype(np.int64),
             n=n,

@@ -190,8 +190,7 @@ def with_figures(graph: OpGraph, after: GraphFigures) -> OpGraph:
             result_bytes=calls["result_bytes"],
         ),
         p2p=replace(graph.p2p, comm_bytes=after.tables["p2p"]["comm_bytes"]),
-        contractions=replace(
-            graph.contractions,
+        contractions=graph.contractions.resized(
             batch=batch,
             m=m,
             n=n,

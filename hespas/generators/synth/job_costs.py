@@ -15,6 +15,7 @@ from hespas.generators.obfuscate.layers import Run, scaled_costs
 from hespas.generators.obfuscate.shapes import with_payload
 from hespas.graph import NodeKind, OpClass, OpGraph, TensorTypesBuilder
 from hespas.graph.columns import BoolArray, FloatArray, IntArray, RaggedArray, equal_rows
+from hespas.graph.quantised import parse_quantised
 
 __all__ = ["CostSamples", "Operation", "OperationTable", "changed_extents", "with_costs"]
 
@@ -162,15 +163,14 @@ def with_costs(graph: OpGraph, key: Key, factor: FloatArray, scale: float) -> Op
     types, builder = graph.types, TensorTypesBuilder()
     bounds: list[int] = types.dim_offsets.tolist()
     dims: list[int] = changed_extents(types.dims, key, scale).tolist()
-    number = [
-        builder.add(
-            types.dtype_of(row),
-            dims[bounds[row] : bounds[row + 1]],
-            encoding=encoding,
-            bounded=bool(types.bounded[row]),
+    number: list[int] = []
+    for row, encoding in enumerate(types.encoding.tolist()):
+        shape = dims[bounds[row] : bounds[row + 1]]
+        quantised = parse_quantised(graph.strings[encoding])
+        kept = encoding if quantised is None or quantised.fits(shape) else 0  # scales of other extents
+        number.append(
+            builder.add(types.dtype_of(row), shape, encoding=kept, bounded=bool(types.bounded[row]))
         )
-        for row, encoding in enumerate(types.encoding.tolist())
-    ]
     new_row = np.array(number or [0], np.int32)
     table = graph.contractions
     batch, n, k = (changed_extents(extents, key, scale) for extents in (table.batch, table.n, table.k))
@@ -201,8 +201,7 @@ def with_costs(graph: OpGraph, key: Key, factor: FloatArray, scale: float) -> Op
         types=new_types,
         operands=operands,
         results=results,
-        contractions=replace(
-            table,
+        contractions=table.resized(
             batch=batch,
             m=m.astype(np.int64),
             n=n,

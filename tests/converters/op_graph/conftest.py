@@ -130,19 +130,20 @@ class GraphMaker:
     def contractions(self) -> ContractionTable:
         node = np.repeat(self.some_nodes(), 2)
         count = len(node)
+        window = self.rng.integers(1, 100, count)
         return ContractionTable(
             node=node,
             batch=self.rng.integers(1, 2**40, count),
             m=self.rng.integers(1, 2**40, count),
             n=self.rng.integers(1, 2**40, count),
-            k=self.rng.integers(1, 2**40, count),
+            k=window * self.rng.integers(1, 2**33, count),
             flops=self.costs(count),
             useful_flops=self.costs(count),
             lhs=self.rng.integers(-1, len(DTYPES), count).astype(np.int16),
             rhs=self.rng.integers(-1, len(DTYPES), count).astype(np.int16),
             accumulator=self.rng.integers(-1, len(DTYPES), count).astype(np.int16),
             products=self.rng.integers(0, 256, count).astype(np.uint8),
-            window=self.rng.integers(1, 100, count),
+            window=window,
         )
 
     def regions(self) -> RegionTable:
