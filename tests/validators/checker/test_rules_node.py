@@ -370,6 +370,33 @@ def test_gr007_tensor_extents() -> None:
     assert "GR007" not in {code for code, _ in codes(typed(-1))}
 
 
+@pytest.mark.parametrize(
+    ("stored", "encoding", "fault"),
+    [
+        ("i8", "!quant.uniform<i8:f32:1, {0.5,0.25}>", ""),
+        ("i8", "!quant.any<i8:f32>", ""),
+        ("f32", "!quant.calibrated<f32<-1.0:1.0>>", ""),
+        ("i8", "1,0", ""),
+        ("i8", "!quant.uniform<i8:f32, nan>", "is not legal"),
+        ("i8", "!quant.uniform<i8:f32, -0.5>", "is not legal"),
+        ("i8", "!quant.uniform<i8<5:-5>:f32, 0.5>", "is not legal"),
+        ("i8", "!quant.uniform<i8:f32, 0.5", "is not legal"),
+        ("i8", "!quant.uniform<i8:f32:9, {0.5,0.25}>", "has 2 scales, which do not fit the shape (8, 2)"),
+        ("i8", "!quant.uniform<i8:f32:0, {0.5,0.25}>", "has 2 scales, which do not fit the shape (8, 2)"),
+        ("i8", "!quant.uniform<i4:f32, 0.5>", "stores i4, but the tensor has i8"),
+    ],
+)
+def test_gr009_quantised_types(stored: str, encoding: str, fault: str) -> None:
+    steps = chain()
+    b = steps.builder
+    row = b.types.add(dtype(stored), (8, 2), encoding=b.strings.add(encoding))
+    node = b.add_node(name_id=0, op_id=0, op_class=OpClass.ELEMENTWISE, data_deps=[2], results=[row])
+    result = check_workload(spmd(steps.build()))
+    found = [(violation.code, violation.node, violation.severity) for violation in result.violations]
+    assert found == ([("GR009", node, Severity.ERROR)] if fault else [])
+    assert all(fault in violation.message for violation in result.violations)
+
+
 @pytest.mark.parametrize("levels", ["XWX", "WW", "WWWW"])
 def test_a_severity_that_is_none_names_the_rule(levels: str) -> None:
     with pytest.raises(InvariantError, match=rf"GR099 \(a title\).*'{levels}'"):

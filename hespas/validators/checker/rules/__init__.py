@@ -58,6 +58,7 @@ RULES: tuple[CheckRule, ...] = (
     rule("GR006", "loop trip counts are known", _RANK, "WWW", nodes.known_trips),
     rule("GR007", "tensor extents are not negative", _RANK, "EEE", nodes.tensor_types),
     rule(OVERFLOW, "sums of integer products fit their accumulator", _RANK, "WWW", nodes.accumulators_fit),
+    rule("GR009", "quantised types are legal and fit their tensors", _RANK, "EEE", nodes.quantised_types),
     rule("ET014", "a message states peer, tag, size", _RANK, "WEE", messages.messages_described),
     rule("ET016", "communication is not a CPU operation", _RANK, "-EE", nodes.communication_on_host),
     rule("ET017", "no compute node on the CPU", _RANK, "--E", nodes.compute_on_host),

@@ -7,8 +7,9 @@ import numpy as np
 from hespas.converters.chakra.preserve import simulated_ns
 from hespas.graph import DYNAMIC, NodeKind, OpClass, OpGraph, Resource, Severity
 from hespas.graph.columns import BoolArray, FloatArray, IntArray
+from hespas.graph.errors import clipped
 from hespas.graph.passes import all_deps, find_cycle, leaves_loop
-from hespas.graph.quantised import accumulator_sums
+from hespas.graph.quantised import QUANTISED, accumulator_sums, parse_quantised
 from hespas.validators.checker.job import CheckedJob, RuleReport
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "plausible_shape",
     "plausible_units",
     "positive_duration",
+    "quantised_types",
     "tables_fit_nodes",
     "tensor_types",
     "unique_ids",
@@ -138,6 +140,28 @@ def tensor_types(job: CheckedJob, report: RuleReport) -> None:
         report.nodes(index, np.concatenate(owners), "a tensor has a negative extent")
 
 
+def quantised_types(job: CheckedJob, report: RuleReport) -> None:
+    """GR009: the text of a quantised type is legal, and its storage type and scales fit the tensor."""
+    for index, graph in enumerate(job.classes):
+        types = graph.types
+        for row, encoding in enumerate(types.encoding.tolist()):
+            text = graph.strings[encoding]
+            if not text.startswith(QUANTISED):
+                continue
+            kind, element = parse_quantised(text), types.dtype_of(row)
+            if kind is None:
+                fault = "is not legal: it needs known types, a rising range, finite scales above 0, and a >"
+            elif kind.dtype != element:
+                stored = kind.dtype.name if kind.dtype is not None else "another type"
+                fault = f"stores {stored}, but the tensor has {element.name if element else 'no type'}"
+            elif not kind.fits(types.shape(row)):
+                fault = f"has {len(kind.scales):,} scales, which do not fit the shape {types.shape(row)}"
+            else:
+                continue
+            owners = [lists.row_ids[lists.values == row] for lists in (graph.operands, graph.results)]
+            report.nodes(index, np.concatenate(owners), f"the quantised type {clipped(text)} {fault}")
+
+
 def accumulators_fit(job: CheckedJob, report: RuleReport) -> None:
     """GR008: sums of integer products cannot overflow their accumulator, by the ranges of the operands."""
     for index, graph in enumerate(job.classes):
@@ -182,7 +206,7 @@ _MAX_DIFFERENCE = 0.01
 
 
 def legal_costs(job: CheckedJob, report: RuleReport) -> None:
-    """GR001: costs, sizes and trip counts are not negative and not infinite."""
+    """GR001: costs, sizes and trip counts are not negative and not infinite, and windows divide K."""
     for index, graph in enumerate(job.classes):
         for name, unit in _COSTS:
             column: FloatArray = getattr(graph, name)
@@ -191,6 +215,9 @@ def legal_costs(job: CheckedJob, report: RuleReport) -> None:
         for table in (graph.collectives, graph.p2p):
             wrong = (table.comm_bytes < 0) | np.isinf(table.comm_bytes)
             report.nodes(index, table.node[wrong], "its message size is negative or infinite")
+        products = graph.contractions
+        uneven = products.node[~products.has_even_window]
+        report.nodes(index, uneven, "the window of its convolution is not a divisor of K")
         trips = graph.regions.trips
         if (trips < 0).any():
             report.add(f"{int((trips < 0).sum()):,} loops run a negative number of times")
