@@ -291,9 +291,11 @@ def estimate_with(
     """Return the estimate of ``model`` for each node of ``graph``; host work and delays keep their recorded
     time. Regions that have a duration get no estimate, because they were several kernels.
 
-    Raises ``UnsupportedError`` if a model of another package returns a negative or infinite time.
+    Raises ``UnsupportedError`` if a model of another package returns a negative or infinite time, or bases
+    that are not texts and indices into them.
     """
     estimate = model.estimate(graph, device, diagnostics)
+    _check_basis(model, estimate.bases, estimate.basis)
     if (row := _impossible_row(model, estimate.duration_ns)) >= 0:
         node = f"node {graph.id[row]} ({graph.op_name(row)})"
         raise _impossible_time(model, estimate.duration_ns[row], node)
@@ -333,11 +335,38 @@ def predict_with(
     return prediction
 
 
+def _is_own(model: object) -> bool:
+    """Return True for models of this package."""
+    return type(model).__module__.partition(".")[0] == __name__.partition(".")[0]
+
+
+def _check_basis(model: Estimator, names: tuple[object, ...], codes: NDArray[np.int16]) -> None:
+    """Raise ``UnsupportedError`` for a model of another package if names of bases are not texts, or if codes
+    are not integers from -1 to the last name.
+    """
+    if _is_own(model):
+        return
+    others = [name for name in names if not isinstance(name, str)]
+    if others:
+        fault = f"the basis {clipped(repr(others[0]))}, which is not a text"
+    elif not np.issubdtype(codes.dtype, np.integer):
+        fault = f"basis codes of type {codes.dtype}"
+    else:
+        outside = codes[(codes < -1) | (codes >= len(names))]
+        if not len(outside):
+            return
+        fault = f"the basis code {outside[0]}, but states {len(names)} bases"
+    raise UnsupportedError(
+        f"estimator {model.name!r} of another package returns {fault}",
+        hint="update that package, or choose another estimator: codes are indices of texts in bases, or -1",
+    )
+
+
 def _impossible_row(model: object, duration_ns: FloatArray) -> int:
     """Return the first row with a negative or infinite time, or -1. Always -1 for models of this package:
     they are tested, and their times may overflow to infinity for very large sizes.
     """
-    if type(model).__module__.partition(".")[0] == __name__.partition(".")[0]:
+    if _is_own(model):
         return -1
     wrong = (duration_ns < 0) | np.isinf(duration_ns)
     return int(wrong.argmax()) if wrong.any() else -1
