@@ -263,9 +263,6 @@ def plan(
 
     given = dict(locals())
     sink = diagnostics if diagnostics is not None else Diagnostics()
-    for name, value in (("margin", margin), ("max_price", max_price or 0.0)):
-        if isnan(value):
-            raise UsageError(f"`{name}=nan`: expected a number", hint=f"`{name}=0.02`")
     own_devices = _devices(given)
     own_prices = Prices(rows={}) if prices is None else read_prices(Path(prices), own_devices.values())
     if max_price is not None and prices is None:
