@@ -27,8 +27,9 @@ _RECOMPUTED = 0.002
 class PlanRow(msgspec.Struct, frozen=True, kw_only=True):
     """Simulated layout. ``compute_ns``, ``exposed_comm_ns`` and ``bubble_ns`` (waits for other stages and for
     the host) are means over all ranks; their sum is ``step_ns``. ``hardware_flops_ratio`` is the ratio of all
-    FLOPs to those of the model. ``is_lower_bound``: the step has operations of unknown time, such as an
-    optimizer on the host. ``energy_j`` is of all devices in a step.
+    FLOPs to those of the model. ``is_lower_bound``: the step has operations of unknown time, which
+    ``lower_bound_reason`` lists. ``basis`` has the shares of the bases of estimates. ``energy_j`` is of all
+    devices in a step.
     """
 
     settings: dict[str, int | str]
@@ -46,6 +47,8 @@ class PlanRow(msgspec.Struct, frozen=True, kw_only=True):
     bubble_ns: Figure
     hardware_flops_ratio: Figure
     is_lower_bound: bool = False
+    lower_bound_reason: str = ""
+    basis: str = ""
     price_per_million_tokens: Figure = nan
     energy_j: Figure = nan
     energy_low_j: Figure = nan
@@ -53,8 +56,9 @@ class PlanRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PlanProof(msgspec.Struct, frozen=True):
-    """Account of a search: every layout of the space exceeds the memory, exceeds the price limit, has a bound
-    above ``limit``, or was simulated. ``limit`` is a value of the objective (ns, price or J).
+    """Account of a search, as counts of layouts whose sum is ``layouts``: a layout exceeds the memory,
+    exceeds the price limit (by its bound or when simulated), has a bound above ``limit``, or was simulated.
+    ``limit`` is a value of the objective (ns, price or J).
     """
 
     layouts: Count
@@ -105,7 +109,13 @@ class PlanResult(Result):
         """Return the summary line: the best layout and its value of the objective."""
         best = self.best
         if best is None:
-            return f"{self.model}: none of {counted(self.proof.layouts, 'layout')} fits"
+            proof = self.proof
+            dear = f", {_with_verb(proof.beyond_price, 'exceeds', 'exceed')} the price limit"
+            return (
+                f"{self.model}: none of {counted(proof.layouts, 'layout')} fits: "
+                f"{_with_verb(proof.beyond_memory, 'exceeds', 'exceed')} the memory"
+                f"{dear if proof.beyond_price else ''}"
+            )
         step = f"{'at least ' if best.is_lower_bound else ''}{time_text(best.step_ns)}"
         if self.objective != "time":
             step = f"{_value_text(self._value(best), self.objective, self.currency)}, {step}"
@@ -123,19 +133,30 @@ class PlanResult(Result):
         return ", ".join(shown)
 
     def proof_text(self) -> str:
-        """Return the account of the search as a sentence."""
+        """Return the account of the search as a sentence, and one about steps that are lower bounds."""
         proof = self.proof
-        limit = _value_text(proof.limit, self.objective, self.currency)
-        dear = f", {count_text(proof.beyond_price)} exceed the price limit" if proof.beyond_price else ""
-        counts = (
-            f"{counted(proof.layouts, 'layout')} in the space: {count_text(proof.beyond_memory)} exceed the "
-            f"memory{dear}, {count_text(proof.bounded)} have a bound above {limit}, "
-            f"{count_text(proof.simulated)} were simulated"
-        )
         if not self.rows:
-            return f"{counts}."
+            return f"{self.headline()}."
+        limit = _value_text(proof.limit, self.objective, self.currency)
+        dear = _with_verb(proof.beyond_price, "exceeds", "exceed")
+        memory = f"{_with_verb(proof.beyond_memory, 'exceeds', 'exceed')} the memory"
+        if any(entry.code == "plan.memory-unknown" for entry in self.diagnostics):
+            memory += " (not checked where its capacity is unknown)"
         better = {"time": "faster", "price": "cheaper", "energy": "more frugal"}[self.objective]
-        return f"{counts}; no layout is {better} than {limit} (margin {self.margin:.1%})."
+        partial = [row for row in self.rows if row.is_lower_bound]
+        text = (
+            f"{counted(proof.layouts, 'layout')} in the space: {memory}"
+            f"{f', {dear} the price limit' if proof.beyond_price else ''}, "
+            f"{_with_verb(proof.bounded, 'has', 'have')} a bound above {limit}, "
+            f"{_with_verb(proof.simulated, 'was', 'were')} simulated; "
+            f"no {'complete step' if partial else 'layout'} is {better} than {limit} "
+            f"(margin {self.margin:.1%})."
+        )
+        if not partial:
+            return text
+        ranks = _with_verb(len(partial), "step is a lower bound and ranks", "steps are lower bounds and rank")
+        reason = partial[0].lower_bound_reason or "operations have no time"
+        return f"{text} {ranks} after complete steps: {reason}."
 
     def _value(self, row: PlanRow) -> float:
         values = {"time": row.step_ns, "price": row.price_per_million_tokens, "energy": row.energy_j}
@@ -199,6 +220,8 @@ class PlanResult(Result):
             *(column_of(f"{part}_ns") for part in ("compute", "exposed_comm", "bubble")),
             Column("hardware_flops_ratio", kind="number"),
             Column("is_lower_bound", kind="flag"),
+            Column("lower_bound_reason"),
+            Column("basis"),
             Column("price_per_million_tokens", price, "number", write="{:,.4g}".format),
             *(Column(f"energy{part}_j", f"energy{part} J", "number") for part in ("", "_low", "_high")),
             Column("loses_by", "loses by"),
@@ -305,6 +328,10 @@ class PlanResult(Result):
                 ),
             ],
         )
+
+
+def _with_verb(count: int, singular: str, plural: str) -> str:
+    return f"{count_text(count)} {singular if count == 1 else plural}"
 
 
 def _is_number(name: str) -> bool:

@@ -3,47 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from heapq import heapify, heappop, heappush
-from math import inf, isnan
+from math import isnan
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
-
-import numpy as np
+from typing import TYPE_CHECKING, Annotated, Any
 
 from hespas.api.arguments import checked, hardware_option
 from hespas.api.generators import llm_step
 from hespas.api.grid_rows import with_scaled_links
 from hespas.api.io import opened_program
-from hespas.api.lowering import STEP_ESTIMATOR
-from hespas.api.plan_bounds import MATMULS, LayoutBounds
-from hespas.api.plan_result import PlanProof, PlanResult, PlanRow
-from hespas.api.simulation_job import StepJob
+from hespas.api.plan_result import PlanResult
+from hespas.api.plan_search import LayoutSearch, Machine, Objective
 from hespas.api.systems import sized_for
 from hespas.generators.llm.model_file import named_model
 from hespas.generators.llm.settings import Style
-from hespas.generators.llm.space import AXES, Candidate, LayoutSpace
+from hespas.generators.llm.space import AXES
+from hespas.generators.llm.step import training_facts
 from hespas.graph import Diagnostics, Workload, step_facts
 from hespas.graph.errors import UnsupportedError, UsageError, clipped
 from hespas.graph.hints import DEVICE, AtLeast, AtMost, NonNegativeInt, Option, PositiveInt
 from hespas.graph.progress import Progress
-from hespas.graph.workload import Launch
+from hespas.graph.workload import Launch, StepFacts
 from hespas.hardware import Device, System, load_device
-from hespas.hardware.prices import DeviceTerms, Prices, read_prices
+from hespas.hardware.prices import Prices, read_prices
 
 if TYPE_CHECKING:
     from hespas.generators.llm import LlmStep
-    from hespas.generators.spec import Account
-    from hespas.simulator import Simulation
 
 __all__ = ["plan"]
 
-_ObjectiveName = Literal["time", "price", "energy"]
 _SPACE, _STEP, _SEARCH = "Search space", "Step", "Search"
 """Headings of ``--help``."""
-_MOST_MORE = 50
-"""Layouts per wanted row that are tried, after the best one is proven, to fill the list of the next best."""
 
 
 def _numbers(text: str) -> tuple[int, ...]:
@@ -93,7 +83,7 @@ _Model = Annotated[
 _From = Annotated[
     str | Path | Workload | None,
     Option(
-        "Take the model, the number format and the tokens per step from a generated workload or its traces.",
+        "Take the model (by its name) and the tokens per step from a generated workload or its traces.",
         flag="from",
         metavar="SRC",
         panel=_STEP,
@@ -185,7 +175,7 @@ _Offload = Annotated[
     ),
 ]
 _Objective = Annotated[
-    _ObjectiveName, Option("Minimize the time, the price or the energy of a step.", panel=_SEARCH)
+    Objective, Option("Minimize the time, the price or the energy of a step.", panel=_SEARCH)
 ]
 _PriceFile = Annotated[
     str | Path | None,
@@ -273,16 +263,18 @@ def plan(
 
     given = dict(locals())
     sink = diagnostics if diagnostics is not None else Diagnostics()
-    own_prices = Prices(rows={}) if prices is None else read_prices(Path(prices))
+    own_devices = _devices(given)
+    own_prices = Prices(rows={}) if prices is None else read_prices(Path(prices), own_devices.values())
     if max_price is not None and prices is None:
         raise UsageError("`max_price` requires `prices`", hint="add `prices=FILE`")
-    if bool(model) == (source is not None):
-        raise UsageError(
-            "either a model or `source` is required", hint="name a model: hespas generate llm --list"
-        )
+    if model and source is not None:
+        raise UsageError("give a model or `source`, not both", hint="leave one of them out")
+    if not model and source is None:
+        raise UsageError("a model or `source` is required", hint="name a model: hespas generate llm --list")
+    facts: StepFacts | None = None
     if source is not None:
         _, workload = opened_program(source, None, None, sink)
-        model, global_batch = _recovered(workload, seq, global_batch)
+        model, global_batch, facts = _recovered(workload, seq, global_batch)
     if not global_batch:
         raise UsageError("`global_batch` is required", hint="`global_batch=256`")
     step = llm_step(
@@ -290,6 +282,8 @@ def plan(
         capacity=capacity, imbalance=imbalance, overlap=overlap,
     )  # fmt: skip
     assert isinstance(step, LlmStep)
+    if facts is not None:
+        _check_facts(facts, step)
     axes: dict[str, Sequence[int | str]] = {}
     for name in AXES:
         values = given[name]
@@ -298,9 +292,13 @@ def plan(
             axes[name] = ["" if name == "offload" and value == "none" else value for value in listed]
     with TemporaryDirectory(prefix="hespas-plan-") as folder:
         machines = _machines(
-            given, own_prices, Path(folder), needs_price=objective == "price" or max_price is not None
+            given,
+            own_devices,
+            own_prices,
+            Path(folder),
+            needs_price=objective == "price" or max_price is not None,
         )
-        search = _Search(step, machines, axes, objective, margin, top, max_price, progress)
+        search = LayoutSearch(step, machines, axes, objective, margin, top, max_price, sink, progress)
         rows, proof = search.run()
     return PlanResult(
         model=step.name,
@@ -315,8 +313,8 @@ def plan(
     )
 
 
-def _recovered(workload: Workload, seq: int, global_batch: int) -> tuple[str, int]:
-    """Return the name of the model of a generated training step, and its sequences per step.
+def _recovered(workload: Workload, seq: int, global_batch: int) -> tuple[str, int, StepFacts]:
+    """Return the name of the model of a generated training step, its sequences per step, and its facts.
 
     Raises ``UnsupportedError`` for a workload whose layout cannot be changed: a recording or a captured
     program, and a generated step of a model that is not built in.
@@ -334,53 +332,85 @@ def _recovered(workload: Workload, seq: int, global_batch: int) -> tuple[str, in
     except UsageError as error:
         raise UnsupportedError(f"no built-in model is named {clipped(workload.name)!r}", hint=hint) from error
     if global_batch:
-        return workload.name, global_batch
+        return workload.name, global_batch, facts
     sequences, rest = divmod(facts.tokens, seq) if facts.tokens > 0 else (0.0, 1.0)
     if rest or not sequences:
         raise UsageError(
             f"{facts.tokens:,.0f} tokens per step are not whole sequences of {seq:,} tokens",
             hint="give `seq` and `global_batch` of the step",
         )
-    return workload.name, int(sequences)
+    return workload.name, int(sequences), facts
 
 
-class _Machine(NamedTuple):
-    """Cluster that layouts are planned for."""
+def _check_facts(facts: StepFacts, step: LlmStep) -> None:
+    """Compare a step with the facts of the workload whose name selected its model. Files can be renamed.
 
-    name: str
-    hardware: str
-    device: Device
-    devices: int
-    system: System | None
-    factor: float
-    terms: DeviceTerms
+    Raises ``UnsupportedError`` if FLOPs per token differ by more than 1 %, and ``UsageError`` for another
+    element type of matmuls.
+    """
+    own = training_facts(step.model, step.training)
+    recorded, expected = facts.model_flops / facts.tokens, own.model_flops / own.tokens
+    if not abs(recorded - expected) <= 0.01 * expected:
+        raise UnsupportedError(
+            f"the step has {recorded:.4g} FLOPs per token, {step.name} with sequences of "
+            f"{step.training.seq:,} tokens has {expected:.4g}: the name or `seq` is not that of the step",
+            hint="give `seq` of the step, or name the model instead of `source`",
+        )
+    if facts.dtype != own.dtype:
+        raise UsageError(
+            f"the step has matmuls in {facts.dtype or 'an unknown type'}, not in {own.dtype}",
+            hint="give `precision` of the step, or name the model instead of `source`",
+        )
 
 
-def _machines(given: Mapping[str, Any], prices: Prices, folder: Path, *, needs_price: bool) -> list[_Machine]:
+def _devices(given: Mapping[str, Any]) -> dict[str, Device]:
+    """Return the devices by name or file, by default the device of the system."""
+    names = given["hardware"]
+    names = [names] if isinstance(names, str) else list(names or ())
+    if not names:
+        sized = sized_for(given["system"], 1) if given["hardware"] is None else None
+        if sized is None:
+            raise UsageError("`hardware` or `system` is required", hint="`hardware=H100-SXM`")
+        names = [sized.device]
+    devices: dict[str, Device] = {}
+    for name in names:
+        device = load_device(name)
+        if device not in devices.values():  # a name and its alias are one device
+            devices[name] = device
+    return devices
+
+
+def _machines(
+    given: Mapping[str, Any],
+    devices: Mapping[str, Device],
+    prices: Prices,
+    folder: Path,
+    *,
+    needs_price: bool,
+) -> list[Machine]:
     """Return every combination of devices, numbers of devices and link factors."""
     sizes, factors = given["devices"], given["link_bandwidth"]
     sizes = [sizes] if isinstance(sizes, int) else list(dict.fromkeys(sizes))
     factors = [factors] if isinstance(factors, int | float) else list(dict.fromkeys(factors))
-    if min(sizes) < 1:
-        raise UsageError(f"`devices={min(sizes)}` is less than 1", hint="`devices=8`")
+    if not sizes or min(sizes) < 1:
+        raise UsageError(f"`devices={min(sizes, default='')}`: expected 1 or more", hint="`devices=8`")
+    if not factors:
+        raise UsageError("`link_bandwidth` has no values", hint="`link_bandwidth=1`")
     if not all(1e-9 <= factor <= 1e9 for factor in factors):
         raise UsageError("`link_bandwidth` is not from 1e-9 to 1e9", hint="`link_bandwidth=2`")
-    names = given["hardware"]
-    names = [names] if isinstance(names, str) else list(names or ())
-    if not names:
-        sized = sized_for(given["system"], min(sizes))
-        if sized is None:
-            raise UsageError("`hardware` or `system` is required", hint="`hardware=H100-SXM`")
-        names = [sized.device]
-    machines: list[_Machine] = []
-    for name in names:
-        device = load_device(name)
+    machines: list[Machine] = []
+    for name, device in devices.items():
         terms = prices.of_device(device)
+        unknown = key = ""
         if needs_price and isnan(terms.price_per_hour):
+            unknown, key = f"the price per device-hour of {device.name}", "price_per_hour"
+        elif given["objective"] == "energy" and isnan(terms.tdp_w):
+            unknown, key = f"the thermal design power of {device.name}", "tdp_w"
+        if unknown:
             raise UsageError(
-                f"the price of a {device.name}-hour is unknown",
+                f"{unknown} is unknown",
                 path=prices.path or None,
-                hint=f'write a row [[device]] with name = "{device.name}" and price_per_hour, and name the '
+                hint=f'write a row [[device]] with name = "{device.name}" and {key} in a file, and name the '
                 "file by `prices`",
             )
         for size in sizes:
@@ -394,12 +424,12 @@ def _machines(given: Mapping[str, Any], prices: Prices, folder: Path, *, needs_p
                     arguments |= with_scaled_links(arguments, factor, own)
                 sized = sized_for(arguments.get("system"), size)
                 machines.append(
-                    _Machine(device.name, arguments["hardware"], device, size, sized, factor, terms)
+                    Machine(device.name, arguments["hardware"], device, size, sized, factor, terms)
                 )
     return machines
 
 
-def _sources(machines: Sequence[_Machine], *, priced: bool) -> tuple[str, ...]:
+def _sources(machines: Sequence[Machine], *, priced: bool) -> tuple[str, ...]:
     """Return what prices and energies rest on, one sentence per device."""
     texts: dict[str, None] = {}
     for machine in machines:
@@ -408,196 +438,3 @@ def _sources(machines: Sequence[_Machine], *, priced: bool) -> tuple[str, ...]:
         if not isnan(machine.terms.tdp_w):
             texts[f"power of {machine.name}: {machine.terms.power_source}"] = None
     return tuple(texts)
-
-
-class _Space(NamedTuple):
-    """Layouts of one machine, with their simulator and bounds."""
-
-    machine: _Machine
-    candidates: Sequence[Candidate]
-    job: StepJob
-    bounds: LayoutBounds
-
-
-class _Entry(NamedTuple):
-    """Layout in the queue: its bound of the objective and of the price, the numbers of its space and of the
-    layout in it, and whether the bound omits recomputation.
-    """
-
-    value: float
-    space: int
-    layout: int
-    price: float
-    is_rough: bool
-
-
-@dataclass
-class _Search:
-    """Best-first search over the layouts of all machines."""
-
-    step: LlmStep
-    machines: Sequence[_Machine]
-    axes: Mapping[str, Sequence[int | str]]
-    objective: _ObjectiveName
-    margin: float
-    top: int
-    max_price: float | None
-    progress: Progress | None
-    rows: list[PlanRow] = field(default_factory=list[PlanRow])
-    values: list[float] = field(default_factory=list[float])
-
-    def run(self) -> tuple[tuple[PlanRow, ...], PlanProof]:
-        """Return the simulated layouts, the best first, and the proof."""
-        queue: list[_Entry] = []
-        spaces: list[_Space] = []
-        for number, machine in enumerate(self.machines):
-            candidates = self._candidates(machine)
-            hidden = Diagnostics()  # every layout would repeat the same messages
-            job = StepJob(machine.hardware, STEP_ESTIMATOR, None, "warn", hidden, None, machine.system)
-            space = _Space(
-                machine, candidates, job, LayoutBounds(job, self.step, machine.devices, machine.device)
-            )
-            for candidate in candidates:
-                space.bounds.register(candidate)
-            for index in range(len(candidates)):
-                if self.progress and index % 256 == 0:
-                    self.progress(index, len(candidates))
-                queue.append(self._entry(space, number, index, is_rough=True))
-            spaces.append(space)
-        if not queue:
-            raise UsageError(
-                f"no layout of {self.step.name} is valid in this space",
-                hint="leave out an option of the search space, or change `devices` or `global_batch`",
-            )
-        heapify(queue)
-        return self._simulate(queue, spaces)
-
-    def _entry(self, space: _Space, number: int, index: int, *, is_rough: bool) -> _Entry:
-        """Return a layout with its bound. A rough bound does not include recomputation."""
-        machine, candidate = space.machine, space.candidates[index]
-        bound = space.bounds.bound(candidate, recomputes=not is_rough)
-        idle_ns = max(bound.step_ns - bound.busy_ns, 0.0)
-        work_ns = bound.matmul_ns, bound.busy_ns - bound.matmul_ns, idle_ns
-        value = self._value(machine, bound.step_ns, work_ns)
-        is_rough &= bool(candidate.training.recompute.modules)
-        return _Entry(value, number, index, self._price(machine, bound.step_ns), is_rough)
-
-    def _simulate(
-        self, queue: list[_Entry], spaces: Sequence[_Space]
-    ) -> tuple[tuple[PlanRow, ...], PlanProof]:
-        """Simulate layouts in the order of their bounds until the best is proven and ``top`` are known."""
-        total, beyond, dear, simulated = len(queue), 0, 0, 0
-        left = self.top * _MOST_MORE
-        proven: PlanProof | None = None
-        most = inf if self.max_price is None else self.max_price
-        while queue:
-            entry = heappop(queue)
-            limit = min(self.values, default=inf) / (1.0 + self.margin)
-            if entry.value > limit:
-                if proven is None:
-                    proven = PlanProof(total, beyond, dear, len(queue) + 1, simulated, limit)
-                left -= 1
-                if len(self.rows) >= self.top or left < 0:
-                    break
-            if entry.price > most:
-                dear += 1
-                continue
-            space = spaces[entry.space]
-            candidate = space.candidates[entry.layout]
-            if entry.is_rough:
-                heappush(queue, self._entry(space, entry.space, entry.layout, is_rough=False))
-                continue
-            step = replace(self.step, layout=candidate.layout, training=candidate.training)
-            account = step.account()
-            capacity = space.machine.device.main_memory.capacity_bytes
-            if 0 <= capacity < account.peak_memory_bytes:
-                beyond += 1
-                continue
-            if self.progress:
-                self.progress(simulated, simulated + 1)
-            done = space.job.run(step.workload(), None)
-            simulated += 1
-            row = self._row(space.machine, candidate, done, account)
-            if row.price_per_million_tokens > most:
-                dear += 1
-                continue
-            self.rows.append(row)
-            self.values.append(self._own_value(row))
-        best = min(self.values, default=inf)
-        proof = proven or PlanProof(total, beyond, dear, 0, simulated, best / (1.0 + self.margin))
-        order = sorted(
-            range(len(self.rows)), key=lambda row: (self.values[row], self.rows[row].peak_memory_bytes)
-        )
-        return tuple(self.rows[row] for row in order), proof
-
-    def _candidates(self, machine: _Machine) -> list[Candidate]:
-        inner = machine.system.dimensions[0].size if machine.system and machine.system.dimensions else 8
-        space = LayoutSpace(
-            model=self.step.model,
-            devices=machine.devices,
-            layout=self.step.layout,
-            training=self.step.training,
-            domain=min(max(inner, 8), 64),
-            axes=self.axes,
-        )
-        return list(space.candidates())
-
-    def _price(self, machine: _Machine, step_ns: float) -> float:
-        """Return the price per million tokens; NaN if the price of a device is unknown."""
-        tokens = self.step.training.global_batch * self.step.training.seq
-        return step_ns / 3.6e12 * machine.devices * machine.terms.price_per_hour / tokens * 1e6
-
-    def _value(self, machine: _Machine, step_ns: float, work_ns: tuple[float, float, float]) -> float:
-        """Return the value of the objective. ``work_ns`` are the times of a device in matmuls, in other work
-        and in waits.
-        """
-        if self.objective == "time":
-            return step_ns
-        if self.objective == "price":
-            return self._price(machine, step_ns)
-        return machine.devices * machine.terms.power.energy_j(machine.terms.tdp_w, *work_ns)[1]
-
-    def _own_value(self, row: PlanRow) -> float:
-        by_objective = {"time": row.step_ns, "price": row.price_per_million_tokens, "energy": row.energy_j}
-        return by_objective[self.objective]
-
-    def _row(self, machine: _Machine, candidate: Candidate, done: Simulation, account: Account) -> PlanRow:
-        """Return the figures of a simulated layout. Times of parts are means over all ranks."""
-        line = done.timeline
-        compute_ns = float(np.nanmean(line.resource_ns("compute")))
-        exposed_ns = float(np.nanmean(line.exposed_comm_ns))
-        shares = np.bincount(line.shown_by[line.shown_by >= 0], minlength=len(line.shown_by))
-        matmul_ns = 0.0
-        for number, graph in enumerate(done.workload.classes):
-            mine = (line.node >= 0) & (done.workload.rank_class[line.rank] == number)
-            mine &= line.resource == line.resources.index("compute")
-            mine[mine] = np.isin(graph.op_class[line.node[mine]], MATMULS)
-            matmul_ns += float(((line.end_ns - line.start_ns) * line.trips * shares[line.rank])[mine].sum())
-        matmul_ns = min(matmul_ns / max(int(shares.sum()), 1), compute_ns)
-        busy_ns = compute_ns - matmul_ns + exposed_ns
-        idle_ns = max(done.step_ns - compute_ns - exposed_ns, 0.0)
-        low_j, energy_j, high_j = (
-            machine.devices * energy
-            for energy in machine.terms.power.energy_j(machine.terms.tdp_w, matmul_ns, busy_ns, idle_ns)
-        )
-        return PlanRow(
-            settings=candidate.by_name(),
-            hardware=machine.name,
-            devices=machine.devices,
-            link_bandwidth=machine.factor,
-            step_ns=done.step_ns,
-            step_low_ns=done.interval_ns[0],
-            step_high_ns=done.interval_ns[1],
-            mfu=done.throughput.mfu,
-            tokens_per_s=done.throughput.tokens_per_s,
-            peak_memory_bytes=account.peak_memory_bytes,
-            hardware_flops_ratio=account.hardware_flops_per_step / account.model_flops_per_step,
-            compute_ns=compute_ns,
-            exposed_comm_ns=exposed_ns,
-            bubble_ns=idle_ns,
-            is_lower_bound=done.is_lower_bound,
-            price_per_million_tokens=self._price(machine, done.step_ns),
-            energy_j=energy_j,
-            energy_low_j=low_j,
-            energy_high_j=high_j,
-        )

@@ -6,10 +6,11 @@ from math import isnan
 from pathlib import Path
 from typing import Annotated
 
+from hespas.api.documents import is_stream, put
 from hespas.api.planning import plan as plan_layouts
 from hespas.cli.command import Call, command
 from hespas.cli.terminal import emit, percent, report_diagnostics
-from hespas.graph.errors import CheckFailedError
+from hespas.graph.errors import CheckFailedError, UsageError
 from hespas.graph.hints import OUTPUT, Option
 from hespas.report.tables import Column, column_of, table_from_rows, write_tables
 from hespas.report.texts import bytes_text, time_text
@@ -20,7 +21,7 @@ _Out = Annotated[
     Path | None,
     Option(
         "Write one row per simulated layout.",
-        metavar="FILE.csv|FILE.parquet",
+        metavar="FILE.csv|FILE.parquet|-",
         panel=OUTPUT,
         access="document",
     ),
@@ -35,27 +36,34 @@ def plan(call: Call, *, out: _Out = None) -> None:
 
     hespas plan llama-3-70b --devices 256 --hardware H100-SXM,B200-SXM --objective price --prices prices.toml
     """
+    if out and out.suffix not in {".csv", ".parquet"} and not is_stream(out):
+        raise UsageError("--out: expected a .csv or .parquet file", path=str(out), hint="--out layouts.csv")
     done = call.run(plan_layouts)
     call.write_json(done.to_json())
     call.write_html(done)
     if out:
-        from hespas.api.documents import put
 
         def fill(path: Path) -> None:
             write_tables([done.table()], path, is_parquet=out.suffix == ".parquet")
 
         put(out, fill, overwrite=call.overwrite)
     report_diagnostics(call.diagnostics, done.model)
-    emit(done.headline())
     best = done.best
-    if any(row.is_lower_bound for row in done.rows):
-        emit("steps with an optimizer on the host are lower bounds: the time of the host is unknown")
-    if best is not None:
-        emit(
-            f"90 % interval: {time_text(best.step_low_ns)} to {time_text(best.step_high_ns)}; "
-            f"MFU {percent(best.mfu)}, {best.tokens_per_s:,.0f} tokens/s, "
-            f"{bytes_text(best.peak_memory_bytes)} per device"
+    if best is None:
+        price_hint = "raise `max_price`, " if done.proof.beyond_price else ""
+        memory_hint = "add devices, search more values of `tp`, `pp` or `recompute`, or offload the optimizer"
+        raise CheckFailedError(
+            done.headline(),
+            hint=price_hint + (memory_hint if done.proof.beyond_memory else "or compare other devices"),
         )
+    emit(done.headline())
+    emit(
+        f"90 % interval: {time_text(best.step_low_ns)} to {time_text(best.step_high_ns)}; "
+        f"MFU {percent(best.mfu)}, {best.tokens_per_s:,.0f} tokens/s, "
+        f"{bytes_text(best.peak_memory_bytes)} per device"
+    )
+    if best.basis:
+        emit(f"basis: {best.basis}")
     emit(done.proof_text())
     for source in done.sources:
         emit(source)
@@ -94,8 +102,3 @@ def plan(call: Call, *, out: _Out = None) -> None:
         for row in shown
     ]
     emit(table_from_rows(header, rows).to_text())
-    if best is None:
-        raise CheckFailedError(
-            done.headline(),
-            hint="add devices, search more values of `tp`, `pp` or `recompute`, or offload the optimizer",
-        )

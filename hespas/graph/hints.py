@@ -18,6 +18,7 @@ import typing
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, MISSING, Field, dataclass, fields, is_dataclass
 from functools import cache
+from math import isnan
 from numbers import Integral, Real
 from pathlib import Path
 from types import NoneType, UnionType
@@ -134,7 +135,8 @@ def _beyond(name: str, value: object, hint: object) -> Iterator[tuple[str, str]]
             for bound in inside[1:] if isinstance(value, Real) else ():
                 if isinstance(bound, AtLeast) and not number >= bound.least:
                     remedy = f"`{name}={bound.least:g}` or more"
-                    yield f"`{name}={value}` is less than {bound.least:g}", remedy
+                    fault = "not a number" if isnan(number) else f"less than {bound.least:g}"
+                    yield f"`{name}={value}` is {fault}", remedy
                 elif isinstance(bound, AtMost) and not number <= bound.most:
                     remedy = f"`{name}={bound.most:g}` or less"
                     yield f"`{name}={value}` is more than {bound.most:g}", remedy

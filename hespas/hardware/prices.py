@@ -8,7 +8,7 @@ busy devices lies far below the TDP for work that is bound by memory. A file rep
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import nan
 from pathlib import Path
@@ -118,17 +118,23 @@ _ABOUT = FileKind(
 )
 
 
-def read_prices(path: Path) -> Prices:
+def read_prices(path: Path, own_devices: Iterable[Device] = ()) -> Prices:
     """Read a price file (TOML): ``currency``, and ``[[device]]`` rows with ``name``, ``price_per_hour``,
     ``tdp_w``, ``source``, and ``[device.power]`` with ``compute``, ``memory`` and ``idle``, each
-    ``[lowest, expected, highest]``.
+    ``[lowest, expected, highest]``. Names are those of ``own_devices``, of the library, and of the user.
 
     Raises ``FormatError`` for a malformed file, and ``UsageError`` for an unknown or repeated device.
     """
     _, file = read_rows(path, _PriceFile, _ABOUT)
+    own = {device.name: device for device in own_devices}
     rows: dict[str, DeviceTerms] = {}
     for index, row in enumerate(file.device):
-        device = load_device(row.name)
+        try:
+            device = own.get(row.name) or load_device(row.name)
+        except UsageError as error:
+            raise UsageError(
+                error.message, path=str(path), position=f"device[{index}].name", hint=error.hint
+            ) from error
         if device.name in rows:
             raise UsageError(f"{device.name} has several rows", path=str(path), hint="keep one of them")
         shares = row.power or ASSUMED_POWER

@@ -227,7 +227,7 @@ def _translated(
 _KINDS: Mapping[object, tuple[str, str, str]] = {
     str: ("a string", 'write it in quotes: "..."', '"..."'),
     bool: ("true or false", "write true or false without quotes", "true"),
-    float: ("a number", "write it without quotes and unit, as 989.4e12", "989.4e12"),
+    float: ("a number", "write it without quotes and unit, as 2.5 or 989.4e12", "989.4e12"),
     int: ("a whole number", "write it without quotes and unit, as 132", "132"),
     dict: ("a table", "write it as [table] with a key per line, or as { key = value, ... }", "{ ... }"),
     tuple: ("a list", "write it in brackets: [ ..., ... ]", "[ ... ]"),
@@ -240,6 +240,7 @@ _KINDS: Mapping[object, tuple[str, str, str]] = {
 def unexpected_value(value: object, kind: Any, where: str, path: Path) -> FormatError:
     """Return a ``FormatError`` for a value that does not match its type ``kind``."""
     expected, remedy, _ = _KINDS[_bare(kind)]
+    shown = _describe(value)
     meta = _meta(kind)
     if _bare(kind) is Literal:
         allowed: tuple[str, ...] = get_args(kind)
@@ -249,13 +250,15 @@ def unexpected_value(value: object, kind: Any, where: str, path: Path) -> Format
     elif _bare(kind) is tuple and ... not in get_args(kind):
         count = len(get_args(get_args(kind)[0] if meta else kind))
         expected, remedy = f"a list of {count} numbers", f"write it as [{', '.join(['1.0'] * count)}]"
+        if isinstance(value, list):
+            shown = clipped(str(cast("list[object]", value)))
     elif meta and _converts(value, _bare(kind)):
         expected = meta.description or expected
     if unknown := _extra(kind, "unknown"):
         remedy += f"; {unknown} if unknown"
     hint = _extra(kind, "remedy") or remedy
     mark = ";" if _bare(kind) is Literal else ","
-    return toml_error(path, where, f"expected {expected}{mark} got {_describe(value)}", hint)
+    return toml_error(path, where, f"expected {expected}{mark} got {shown}", hint)
 
 
 def _bare(kind: Any) -> object:

@@ -245,6 +245,18 @@ def test_malformed_price_files_are_refused(
         {"offload": "nothing"},
         {"link_bandwidth": 0.0},
         {"source": "traces"},
+        {"devices": []},
+        {"hardware": []},
+        {"link_bandwidth": []},
+        {"schedule": []},
+        {"margin": float("nan")},
+        {"zero": 4},
+        {"hardware": "TPU-v7x", "objective": "energy"},
+        *(
+            {axis: value}
+            for axis in ("dp", "tp", "pp", "vp", "cp", "ep", "etp", "micro_batch")
+            for value in (0, -1, [], [1, 0])
+        ),
     ],
 )
 def test_wrong_arguments_are_refused(models: dict[str, str], changes: dict[str, Any]) -> None:
@@ -288,3 +300,84 @@ def test_a_generated_workload_states_its_model() -> None:
         hespas.plan(source=replace(workload, metadata={}), **arguments)
     with pytest.raises(UnsupportedError, match="no built-in model"):
         hespas.plan(source=replace(workload, name="mine"), **arguments)
+    with pytest.raises(UnsupportedError, match="FLOPs per token"):  # renamed files
+        hespas.plan(source=replace(workload, name="llama-3-70b"), **arguments)
+    with pytest.raises(UnsupportedError, match="FLOPs per token"):
+        hespas.plan(source=workload, seq=8192, **arguments)
+    with pytest.raises(UsageError, match="matmuls in bf16"):
+        hespas.plan(source=workload, precision="f32", **arguments)
+    with pytest.raises(UsageError, match="not both"):
+        hespas.plan("llama-3-8b", source=workload, **arguments)
+
+
+def test_lower_bounds_rank_after_complete_steps(models: dict[str, str]) -> None:
+    arguments: dict[str, Any] = {
+        "devices": 4, "hardware": "H100-SXM", "seq": _SEQ, "global_batch": 8, "tp": 1, "pp": 1, "cp": 1,
+        "micro_batch": 1, "recompute": "none", "zero": (1, 3), "link_bandwidth": 1000.0,
+    }  # fmt: skip
+    done = hespas.plan(models["dense"], offload=("none", "optimizer"), **arguments)
+    complete = hespas.plan(models["dense"], **arguments)
+    flags = [row.is_lower_bound for row in done.rows]
+    assert flags == sorted(flags)
+    assert set(flags) == {False, True}
+    assert done.best is not None
+    assert complete.best is not None
+    assert done.best.step_ns == complete.best.step_ns > min(row.step_ns for row in done.rows)
+    assert "cpu_adam" in done.rows[-1].lower_bound_reason
+    assert "cpu_adam" in done.proof_text()
+    assert "estimate.missing" not in done.diagnostics.counts()  # findings are those of the best step
+    assert done.best.basis in next(iter(done.to_pandas()["basis"]))
+    only = hespas.plan(models["dense"], offload="optimizer", **arguments)
+    assert only.best is not None
+    assert only.best.is_lower_bound
+    assert "estimate.missing" in only.diagnostics.counts()
+    assert only.proof.simulated + only.proof.bounded == only.proof.layouts
+
+
+def test_counts_of_the_proof_sum_to_the_layouts(models: dict[str, str], tmp_path: Path) -> None:
+    path = _prices(tmp_path, "[[device]]", 'name = "H100-SXM"', "price_per_hour = 3.0")
+    arguments: dict[str, Any] = {
+        "devices": 8, "hardware": "H100-SXM", "seq": _SEQ, "global_batch": 8, "tp": (1, 2, 4), "pp": 1,
+        "cp": 1, "zero": 1, "micro_batch": 1, "prices": path,
+    }  # fmt: skip
+    free = hespas.plan(models["dense"], top=9, **arguments)
+    prices = sorted(row.price_per_million_tokens for row in free.rows)
+    for limit in (prices[0] * 0.999, prices[0], prices[-1], prices[0] * 0.5):
+        proof = hespas.plan(models["dense"], max_price=limit, **arguments).proof
+        parts = proof.beyond_memory, proof.beyond_price, proof.bounded, proof.simulated
+        assert sum(parts) == proof.layouts == 9
+
+
+def test_own_device_files_have_prices_and_unknown_memory(models: dict[str, str], tmp_path: Path) -> None:
+    device = load_device("H100-SXM")
+    memories = tuple(
+        structs.replace(memory, capacity_bytes=-1) if memory == device.main_memory else memory
+        for memory in device.memories
+    )
+    own = write_device(replace(device, name="my-chip", memories=memories), tmp_path / "chip.toml")
+    path = _prices(tmp_path, "[[device]]", 'name = "my-chip"', "price_per_hour = 3.0")
+    done = hespas.plan(
+        models["dense"], devices=2, hardware=(str(own), str(own)), seq=_SEQ, global_batch=8, prices=path,
+        objective="price", tp=(1, 1), pp=1, cp=1, zero=1, micro_batch=1, recompute="none",
+    )  # fmt: skip
+    assert done.best is not None
+    assert done.best.price_per_million_tokens > 0
+    assert done.proof.layouts == 1  # repeated values are one
+    assert done.diagnostics.counts()["plan.memory-unknown"] == 1
+    assert "not checked" in done.proof_text()
+    wrong = _prices(tmp_path, "[[device]]", 'name = "other-chip"')
+    with pytest.raises(UsageError) as caught:
+        hespas.plan(models["dense"], devices=2, hardware=str(own), global_batch=8, prices=wrong)
+    assert caught.value.position == "device[0].name"
+
+
+def test_an_empty_space_names_the_broken_rule(models: dict[str, str]) -> None:
+    arguments: dict[str, Any] = {"devices": 8, "hardware": "H100-SXM"}
+    for changes, text in (
+        ({"global_batch": 8, "tp": 99, "pp": 1, "cp": 1}, "tp x cp x pp = 99 does not divide"),
+        ({"global_batch": 8, "dp": 4, "tp": 1, "pp": 1, "cp": 1}, "leaves dp = 8"),
+        ({"global_batch": 9, "tp": 1, "pp": 1, "cp": 1}, "does not divide a batch of 9"),
+        ({"global_batch": 8, "tp": 1, "pp": 1, "cp": 1, "ep": 3}, "ep x etp = 3"),
+    ):
+        with pytest.raises(UsageError, match=text):
+            hespas.plan(models["dense"], **arguments | changes)

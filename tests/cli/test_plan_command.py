@@ -30,6 +30,7 @@ def test_the_best_layout_is_printed_with_its_proof(tmp_path: Path) -> None:
     best = found["rows"][0]
     assert f"{best['step_ns'] / 1e6:,.3f} ms" in done.output
     assert "no layout is faster than" in done.output
+    assert f"basis: {best['basis']}" in done.output
     assert "assumption" in done.output
     assert "per M tokens" not in done.output
     rows = list(csv.DictReader(table.read_text(encoding="utf-8").splitlines()))
@@ -62,6 +63,11 @@ def test_the_printed_time_is_that_of_generate(tmp_path: Path) -> None:
         (("--hardware", "nothing"), 2),
         (("--tp", "one"), 2),
         (("--tp", "3"), 2),
+        (("--tp", "0"), 2),
+        (("--micro-batch", "0"), 2),
+        (("--ep", "0"), 2),
+        (("--etp", "0"), 2),
+        (("--out", "layouts.txt"), 2),
         (("--objective", "speed"), 2),
         (("--objective", "price"), 2),
         (("--margin", "2"), 2),
@@ -92,4 +98,5 @@ def test_a_recording_cannot_be_planned(tmp_path: Path) -> None:
 def test_a_space_without_a_fitting_layout_fails() -> None:
     done = _plan("llama-3-70b", *_SPACE, "--tp", "8", "--pp", "1")
     assert done.exit_code == 1, done.output
-    assert "none of 1 layout fits" in done.output
+    assert done.output.count("none of 1 layout fits: 1 exceeds the memory") == 1
+    assert "bound above" not in done.output

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
+from math import inf
 from typing import NamedTuple
 
 from hespas.generators.llm.layout import Layout, broken_rules
@@ -61,17 +62,33 @@ class LayoutSpace:
     domain: int = 8
     axes: Mapping[str, Sequence[int | str]] = field(default_factory=dict[str, Sequence[int | str]])
 
-    def candidates(self) -> Iterator[Candidate]:
-        """Yield every layout that the rules allow, in the order of the axes.
+    def __post_init__(self) -> None:
+        """Check the axes. Raises ``UsageError`` for an axis without values and for numbers out of range."""
+        for axis, values in self.axes.items():
+            if not values:
+                example = _DEFAULTS.get(axis, (1,))[0] or "none"
+                raise UsageError(f"`{axis}` has no values", hint=f"`{axis}={example}`, or leave it out")
+            least, most = (0, 3) if axis == "zero" else (1, inf)
+            wrong = next((v for v in values if not isinstance(v, str) and not least <= v <= most), None)
+            if wrong is not None:
+                expected = "0, 1, 2 or 3" if axis == "zero" else "1 or more"
+                raise UsageError(f"`{axis}={wrong}`: expected {expected}", hint=f"`{axis}=1`")
+
+    def candidates(self, failed: dict[int, str] | None = None) -> Iterator[Candidate]:
+        """Yield every layout that the rules allow, in the order of the axes. ``failed`` receives the first
+        broken rule of each stage of the checks; of an empty space, the highest stage is the cause.
 
         Raises ``UsageError`` for an unknown recomputation, schedule or offload, and for modules that the
         model does not have.
         """
         settings = self._settings()
-        for layout, micro_batch in self._layouts():
+        failed = {} if failed is None else failed
+        for layout, micro_batch in self._layouts(failed):
             for schedule in self._schedules(layout):
                 training = replace(self.training, micro_batch=micro_batch, schedule=schedule)
-                if next(broken_rules(self.model, layout, training), None) is not None:
+                broken = next(broken_rules(self.model, layout, training), None)
+                if broken is not None:
+                    failed.setdefault(4, broken.text)
                     continue  # no rule depends on recomputation, offload and a valid ZeRO stage
                 zeros = [(zero, replace(layout, zero=zero)) for zero in self._zeros(layout)]
                 degrees = layout.dp, layout.tp, layout.pp, layout.vp, layout.cp, layout.ep, layout.etp
@@ -98,16 +115,16 @@ class LayoutSpace:
         return settings
 
     def _values(self, axis: str, default: Sequence[int | str] = ()) -> Sequence[int | str]:
-        return self.axes.get(axis) or default or _DEFAULTS[axis]
+        return tuple(dict.fromkeys(self.axes.get(axis) or default or _DEFAULTS[axis]))
 
     def _degrees(self, axis: str, most: int, usual: int) -> list[int]:
-        """Return the values of a degree of parallelism up to ``most``, by default powers of two up to
+        """Return the values of a degree of parallelism, by default powers of two up to ``most`` and
         ``usual``.
         """
-        powers = [1 << power for power in range(max(usual, 1).bit_length())]
-        return [int(value) for value in self._values(axis, powers) if int(value) <= most]
+        powers = [1 << power for power in range(max(min(usual, most), 1).bit_length())]
+        return [int(value) for value in self._values(axis, powers)]
 
-    def _layouts(self) -> Iterator[tuple[Layout, int]]:
+    def _layouts(self, failed: dict[int, str]) -> Iterator[tuple[Layout, int]]:
         """Yield the degrees of parallelism and the sizes of micro-batches that use all devices."""
         mixtures = [block for block in self.model.blocks() if isinstance(block, Experts)]
         experts = max((block.experts for block in mixtures), default=1)
@@ -121,10 +138,17 @@ class LayoutSpace:
             [int(pp) for pp in self._values("pp", divisors)],
         ):
             dp, left = divmod(self.devices, tp * cp * pp)
-            if left or not dp or (0 not in data and dp not in data):
+            if left or not dp:
+                text = f"tp x cp x pp = {tp * cp * pp:,} does not divide devices = {self.devices:,}"
+                failed.setdefault(0, text)
+                continue
+            if 0 not in data and dp not in data:
+                failed.setdefault(1, f"tp x cp x pp = {tp * cp * pp:,} leaves dp = {dp:,}")
                 continue
             for micro_batch in map(int, self._values("micro_batch")):
-                if self.training.global_batch % (dp * micro_batch):
+                batch, part = self.training.global_batch, dp * micro_batch
+                if batch % part:
+                    failed.setdefault(2, f"dp x micro-batch = {part:,} does not divide a batch of {batch:,}")
                     continue
                 inner = dp * cp * tp
                 for vp, ep, etp in product(
@@ -135,6 +159,9 @@ class LayoutSpace:
                     if inner % (ep * etp) == 0:
                         degrees = replace(self.layout, dp=dp, tp=tp, pp=pp, vp=vp, cp=cp, ep=ep, etp=etp)
                         yield degrees, micro_batch
+                    else:
+                        text = f"ep x etp = {ep * etp:,} does not divide dp x cp x tp = {inner:,}"
+                        failed.setdefault(3, text)
 
     def _schedules(self, layout: Layout) -> list[ScheduleName]:
         names = [str(name) for name in self._values("schedule")]
