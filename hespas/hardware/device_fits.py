@@ -177,6 +177,7 @@ FORM_PARAMETERS: Mapping[str, tuple[str, ...]] = MappingProxyType(
 
 LATER_PARAMETERS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
+        "decode": ("limit_key_ns",),
         "roofline": ("strided",),
         "streams": ("strided",),
         "tiles": ("cache_share", "quantizing_passes"),

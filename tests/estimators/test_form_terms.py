@@ -128,7 +128,7 @@ def test_traffic_of_a_prompt_in_the_cache(reach: float, share: float) -> None:
 DECODE_FREE = {
     "t0_ns": 0.0, "group_t0_ns": 0.0, "memory": NEVER, "overlap": LONGEST, "piece_start_ns": 0.0,
     "key_ns": 0.0, "group_start_ns": 0.0, "group_key_ns": 0.0, "group_power": 0.0, "group_limit": 32.0,
-    "size_share": 0.0, "split_ns": NEVER, "wave_tail": 0.0, "io_passes": 0.0, "cache_gain": 0.0,
+    "limit_key_ns": 0.0, "size_share": 0.0, "split_ns": NEVER, "wave_tail": 0.0, "io_passes": 0.0, "cache_gain": 0.0,
     "cache_reach": 1.0,
 }  # fmt: skip
 
@@ -168,6 +168,9 @@ def test_more_heads_than_the_limit_have_keys_of_their_own() -> None:
     values = {"t0_ns": 500.0, "key_ns": 3.0, "group_t0_ns": 7.0, "group_key_ns": 1.0, "group_power": 0.0}
     found = token_ns(tokens(100, 640, 66, 2), **values)
     assert found == pytest.approx(500 + 66 * 3 * 640 / 2)
+    assert token_ns(tokens(100, 640, 64, 2), **values) == pytest.approx(7 + 2 * 640 / 2)
+    values["limit_key_ns"] = 9.0
+    assert token_ns(tokens(100, 640, 66, 2), **values) == pytest.approx(500 + 66 * 9 * 640 / 2)
     assert token_ns(tokens(100, 640, 64, 2), **values) == pytest.approx(7 + 2 * 640 / 2)
 
 

@@ -66,6 +66,10 @@ from hespas.operations import LabelColumn, Labels, Operations, timed_with_events
 __all__ = ["Learned", "LoadedModels"]
 
 
+_UNTESTED = 1.0
+"""Least distance of the ends of an interval [log time] on a new device, for models of which no architecture
+was left out: a factor of e.
+"""
 _AS_FITTED = 0.5
 """Octaves beyond the fitted sizes that count as within them in the basis of a time."""
 
@@ -432,8 +436,9 @@ def _times_of_new_device(
     wider = widening(model.card, octaves_outside(model, ops))
     interval = model.card.unseen
     with np.errstate(over="ignore"):
-        low = np.exp(times.log_ns + interval.low * unit - wider)
-        high = np.exp(times.log_ns + interval.high * unit + wider)
+        least = _UNTESTED if interval.n == 0 else 0.0
+        below, above = np.minimum(interval.low * unit, -least), np.maximum(interval.high * unit, least)
+        low, high = np.exp(times.log_ns + below - wider), np.exp(times.log_ns + above + wider)
         return np.stack((np.exp(times.log_ns), low, high))
 
 
