@@ -21,7 +21,7 @@ __all__ = ["main", "prepared_table", "table_with_settings", "with_settings"]
 _PHRASES: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "communication_overlap": ("off", ("communication overlap off",)),
     "tensor_overlap": ("yes", ("tp overlap", "async tp", "overlap for dp, tp")),
-    "expert_overlap": ("yes", ("moe a2a overlap true",)),
+    "expert_overlap": ("microbatches", ("moe a2a overlap true",)),
     "context_communication": ("all-to-all", ("cp communication: all-to-all",)),
     "compiled": ("no", ("no torch.compile",)),
     "attention_flops": ("full", ("without the causal half",)),
@@ -43,9 +43,13 @@ def with_settings(row: Mapping[str, str]) -> dict[str, str]:
     if re.search(r"cuda graphs(?! none)", notes):
         is_partial = "transformer_engine" in notes and "full_iteration" not in notes
         cells["cuda_graphs"] = "parts" if is_partial else "all"
+    dispatcher = re.search(r"dispatcher (deepep|hybridep)|(all-to-all) dispatcher", notes)
+    cells["expert_dispatch"] = (dispatcher[1] or dispatcher[2]) if dispatcher else ""
     capacity = re.search(r"capacity[ _]factor (\d+(?:\.\d+)?)", notes)
     is_dropped = "over capacity dropped" in notes
     cells["capacity_factor"] = capacity[1] if capacity else "dropped" if is_dropped else ""
+    # torchtitan prints the most memory that PyTorch's allocator has reserved
+    cells["peak_memory_kind"] = "reserved" if row.get("source") == "torchtitan" else ""
     power = re.search(r"(\d+) W power limit", variant)
     cells["power_limit_w"] = power[1] if power else ""
     bandwidth = re.search(r"(\d+(?:\.\d+)?) TB/s", variant)

@@ -94,6 +94,13 @@ class ModelRank:
         return round(self.expert_rows * block.topk * self.training.expert_load * self.layout.etp)
 
     @property
+    def keeps_weights(self) -> bool:
+        """True if sharded weights are gathered once a step, and gradients are reduced once at its end:
+        PyTorch's FSDP in a pipeline (``torch.distributed.pipelining``).
+        """
+        return self.layout.zero == 3 and self.layout.pp > 1 and self.training.style == "torchtitan"
+
+    @property
     def hidden(self) -> int:
         """Width of the residual stream."""
         return self.model.hidden
