@@ -230,8 +230,9 @@ class StepFacts:
     linear layers. ``reads_counts`` is True if the host reads the number of tokens per expert before it
     launches the matmuls of experts. ``separate_experts`` is the number of experts of a rank whose matmuls and
     conversions are launched one expert at a time (0: as one kernel). ``library`` names the fused attention.
-    ``compiled`` is False if elementwise work is not fused. ``power_w`` (power limit) and ``bandwidth`` (relative to the device file)
-    describe a board that differs from the file of ``device``, and apply to that board only.
+    ``compiled`` is False if elementwise work is not fused. ``power_w`` (power limit) and ``bandwidth``
+    (relative to the device file) describe a board that differs from the file of ``device``, and apply to that
+    board only.
     """
 
     kind: StepKind
