@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import isnan
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from hespas.estimators.step_intervals import step_intervals
 from hespas.fitting.effects import factors_of
@@ -306,3 +308,10 @@ def test_intervals_are_those_of_the_own_source_where_it_has_many_rows() -> None:
     assert width["here"] < 1.4 < width["there"]
     few = evaluate_rows([*calm[:4], *wild], "leave-group-out")
     assert few[0].high_ms / few[0].low_ms > 1.5, "four rows say little"
+
+
+@pytest.mark.parametrize(("kind", "predicted_gib"), [("", 1.0), ("allocated", 1.0), ("reserved", 2.0)])
+def test_memory_is_compared_with_the_kind_that_a_row_publishes(kind: str, predicted_gib: float) -> None:
+    row = made(0, 100.0, peak_memory_gib="1", peak_memory_kind=kind)
+    reserving = replace(row, predicted=structs.replace(row.predicted, reserved_memory_bytes=2.0**31))
+    assert reserving.compared_memory_bytes == predicted_gib * 2**30
