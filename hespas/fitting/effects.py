@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -27,6 +28,7 @@ __all__ = [
     "Effect",
     "EffectFit",
     "FitRows",
+    "LevelEffect",
     "Posterior",
     "TextColumn",
     "apply_factors",
@@ -35,6 +37,7 @@ __all__ = [
     "central_rows",
     "factors_of",
     "fit_effects",
+    "level_effects",
     "scale_posterior",
     "share_from_other_cells",
 ]
@@ -439,6 +442,37 @@ def factors_of(table: FitRows) -> list[ComponentFactor]:
             )
         )
     return factors
+
+
+class LevelEffect(NamedTuple):
+    """Effect on all components of the rows with equal ``keys``, such as a release of a stack.
+
+    ``factor`` is the ratio of measured to predicted time, ``std_error`` the standard error of its logarithm,
+    ``n`` the number of rows.
+    """
+
+    keys: tuple[str, ...]
+    factor: float
+    std_error: float
+    n: int
+
+
+def level_effects(table: FitRows, name: str) -> list[LevelEffect]:
+    """Return the effect ``name`` of :data:`EFFECTS` for each combination of its keys, fitted to all measured
+    rows together with all other effects. An effect of few rows is near 1 (shrinkage). O(rows^3).
+    """
+    effect = next(effect for effect in EFFECTS if effect.name == name)
+    fit = fit_effects(table.covariance(), table, ~np.isnan(table.log_error))
+    texts = table.joined_keys(effect.columns)
+    found: list[LevelEffect] = []
+    for text in sorted({texts[row] for row in fit.rows.tolist()}):
+        has_effect = np.array([texts[row] == text for row in fit.rows.tolist()], np.float64)
+        weight = effect.whole**2 * (has_effect @ fit.inverse)
+        variance = effect.whole**2 * (1.0 - float(weight @ has_effect))
+        factor = float(np.exp(weight @ fit.target))
+        keys = tuple(text.split("\0"))
+        found.append(LevelEffect(keys, factor, float(np.sqrt(max(variance, 0.0))), int(has_effect.sum())))
+    return found
 
 
 def apply_factors(table: FitRows, factors: Sequence[ComponentFactor]) -> Posterior:
