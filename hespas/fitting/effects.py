@@ -464,15 +464,15 @@ def level_effects(table: FitRows, name: str) -> list[LevelEffect]:
     effect = next(effect for effect in EFFECTS if effect.name == name)
     fit = fit_effects(table.covariance(), table, ~np.isnan(table.log_error))
     texts = table.joined_keys(effect.columns)
-    found: list[LevelEffect] = []
+    effects: list[LevelEffect] = []
     for text in sorted({texts[row] for row in fit.rows.tolist()}):
         has_effect = np.array([texts[row] == text for row in fit.rows.tolist()], np.float64)
         weight = effect.whole**2 * (has_effect @ fit.inverse)
         variance = effect.whole**2 * (1.0 - float(weight @ has_effect))
         factor = float(np.exp(weight @ fit.target))
         keys = tuple(text.split("\0"))
-        found.append(LevelEffect(keys, factor, float(np.sqrt(max(variance, 0.0))), int(has_effect.sum())))
-    return found
+        effects.append(LevelEffect(keys, factor, float(np.sqrt(max(variance, 0.0))), int(has_effect.sum())))
+    return effects
 
 
 def apply_factors(table: FitRows, factors: Sequence[ComponentFactor]) -> Posterior:
