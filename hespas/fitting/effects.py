@@ -40,6 +40,7 @@ __all__ = [
     "level_effects",
     "scale_posterior",
     "share_from_other_cells",
+    "single_row_share",
 ]
 
 TextColumn = np.ndarray[tuple[int], np.dtype[np.str_]]
@@ -283,6 +284,19 @@ def cell_correction(fit: EffectFit, table: FitRows, source: str, accelerator: st
     correction = fit.target - residual
     share = best_share(fit.target, correction, _evidence(groups, in_cell, in_source), groups)
     return CellCorrection(share, fit.target - share * correction, _mixed_deviation(deviation, prior, share))
+
+
+_OWN_SPREAD = 0.06
+"""Standard deviation of the part of a row's error that the other rows of its cell do not have: that of the
+effect of a group (:data:`EFFECTS`).
+"""
+
+
+def single_row_share(log_error: float) -> float:
+    """Return the share of the correction by one row to apply: near 1 if the error of the row is much larger
+    than what the row has of its own, and 0 if it is not (positive-part estimator: James and Stein 1961).
+    """
+    return max(0.0, 1.0 - (_OWN_SPREAD / log_error) ** 2) if log_error else 0.0
 
 
 def share_from_other_cells(
