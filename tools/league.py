@@ -15,9 +15,9 @@ from tempfile import TemporaryDirectory
 import numpy as np
 
 from hespas import api
-from hespas.fitting.effects import COMPONENTS
+from hespas.fitting.effects import COMPONENTS, level_effects
 from hespas.studies.league.document import League
-from hespas.studies.league.evaluation import CALIBRATIONS, SHARED
+from hespas.studies.league.evaluation import CALIBRATIONS, SHARED, fit_rows_of
 from hespas.studies.league.summaries import NOISE_FLOOR, RowGroupErrors
 from tools.documents import ROOT, csv_text
 from tools.published_settings import prepared_table
@@ -78,7 +78,8 @@ greatest reliable gain: the mean gain on held-out rows less 1.645 standard error
 such a gain there is no correction. With `leave-group-out` the held-out rows are groups among the rows of
 the fit, and groups of the same accelerator and stack have more weight; an accelerator without rows gets no
 correction. With `one-per-accelerator` the held-out rows are those of other accelerators, each corrected by
-the one row of its own accelerator (a row without assumptions if there is one).
+the one row of its own accelerator (a row without assumptions if there is one). Errors of that row of up to
+6 % are taken for its own and correct nothing, and larger ones correct nearly all.
 
 With a calibration the ends of the 90 % intervals are quantiles of the residuals of other groups. Residuals
 of the same source have more weight the more there are: 20 weigh as much as all others.
@@ -118,7 +119,8 @@ def league_pages(leagues: Sequence[League]) -> Mapping[str, str]:
         text.append(
             f"For {memory.n:,} rows the peak memory is published too. Its predictions have a mean error of "
             f"{memory.mean_ape:.1%}, a median error of {memory.median_ape:.1%} and a bias of "
-            f"{memory.bias:+.1%}. The memory model was developed with these rows.\n"
+            f"{memory.bias:+.1%}. A row is compared with the memory that it publishes, allocated or reserved "
+            "by the allocator. The memory model was developed with these rows.\n"
         )
     heads = ("calibration", "rows", "mean", "median", "P90", "bias", "90 % intervals hold")
     text += [
@@ -127,6 +129,9 @@ def league_pages(leagues: Sequence[League]) -> Mapping[str, str]:
         "[training.csv](training.csv) has the errors by accelerator, precision, scale, status and model.\n",
     ]
     text += [
+        "### By release\n",
+        _RELEASES,
+        _table(("source", "release", "rows", "measured / predicted", "standard error"), _releases(first)),
         "## Ranking of layouts\n",
         _LAYOUTS,
         _table(("calibration", *_ORDERS), _orders(leagues)),
@@ -159,6 +164,23 @@ def league_pages(leagues: Sequence[League]) -> Mapping[str, str]:
 def _table(titles: Sequence[str], rows: Iterator[Sequence[str]]) -> str:
     lines = [titles, ["---"] * len(titles), *rows]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+_RELEASES = """A release of a stack may be faster or slower than others. This table has the effect of each
+release on the step time, fitted to all rows together with the other effects of
+[Calibration](#calibration). It is relative to the mean of the stack, and near 1 for few rows.
+"""
+
+
+def _releases(league: League) -> Iterator[Sequence[str]]:
+    table = fit_rows_of([row.row for row in league.rows if not row.row.predicted.refused])
+    several = Counter(
+        source for source, release in set(zip(table.keys["source"], table.keys["release"], strict=True))
+    )
+    for effect in level_effects(table, "release"):
+        source, release = effect.keys
+        if several[source] > 1:
+            yield source, release, f"{effect.n:,}", f"{effect.factor:.3f}", f"{effect.std_error:.1%}"
 
 
 def _whole(leagues: Sequence[League]) -> Iterator[Sequence[str]]:

@@ -2,6 +2,10 @@
 
 The published tables describe settings of software and device in free text (``notes``,
 ``accelerator_variant``). Readers of tables use columns only, so the columns are derived here, once.
+
+Recipes of Megatron-Bridge from release 26.08 on are programs, of whose settings the notes state only some. A
+row of such a release has the other settings of the newest earlier row of the same model on the same
+accelerators.
 """
 
 from __future__ import annotations
@@ -10,7 +14,7 @@ import argparse
 import csv
 import io
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from shutil import copyfile
 
@@ -21,7 +25,7 @@ __all__ = ["main", "prepared_table", "table_with_settings", "with_settings"]
 _PHRASES: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "communication_overlap": ("off", ("communication overlap off",)),
     "tensor_overlap": ("yes", ("tp overlap", "async tp", "overlap for dp, tp")),
-    "expert_overlap": ("yes", ("moe a2a overlap true",)),
+    "expert_overlap": ("microbatches", ("moe a2a overlap true",)),
     "context_communication": ("all-to-all", ("cp communication: all-to-all",)),
     "compiled": ("no", ("no torch.compile",)),
     "attention_flops": ("full", ("without the causal half",)),
@@ -43,9 +47,13 @@ def with_settings(row: Mapping[str, str]) -> dict[str, str]:
     if re.search(r"cuda graphs(?! none)", notes):
         is_partial = "transformer_engine" in notes and "full_iteration" not in notes
         cells["cuda_graphs"] = "parts" if is_partial else "all"
+    dispatcher = re.search(r"dispatcher (deepep|hybridep)|(all-to-all) dispatcher", notes)
+    cells["expert_dispatch"] = (dispatcher[1] or dispatcher[2]) if dispatcher else ""
     capacity = re.search(r"capacity[ _]factor (\d+(?:\.\d+)?)", notes)
     is_dropped = "over capacity dropped" in notes
     cells["capacity_factor"] = capacity[1] if capacity else "dropped" if is_dropped else ""
+    # torchtitan prints the most memory that PyTorch's allocator has reserved
+    cells["peak_memory_kind"] = "reserved" if row.get("source") == "torchtitan" else ""
     power = re.search(r"(\d+) W power limit", variant)
     cells["power_limit_w"] = power[1] if power else ""
     bandwidth = re.search(r"(\d+(?:\.\d+)?) TB/s", variant)
@@ -53,9 +61,37 @@ def with_settings(row: Mapping[str, str]) -> dict[str, str]:
     return {**row, **{name: cells[name] for name in missing}}
 
 
+_PROGRAM = "bridge/perf_recipes"
+"""Part of the notes of rows whose recipe is a program."""
+_INHERITED = ("cuda_graphs", "expert_overlap", "expert_dispatch")
+_SAME = ("source", "model", "accelerator", "num_accelerators", "precision")
+
+
+def _release(row: Mapping[str, str]) -> tuple[int, ...]:
+    return tuple(int(number) for number in re.findall(r"\d+", row.get("release", "")))
+
+
+def _with_inherited(row: dict[str, str], rows: Sequence[Mapping[str, str]]) -> dict[str, str]:
+    """Return a row with the settings that its recipe keeps from an earlier release."""
+    if _PROGRAM not in row.get("notes", ""):
+        return row
+    earlier = [
+        other
+        for other in sorted(rows, key=_release, reverse=True)
+        if _release(other) < _release(row) and all(other.get(name) == row.get(name) for name in _SAME)
+    ]
+    for name in _INHERITED:
+        stated = next((other[name] for other in earlier if other.get(name)), "")
+        row = {**row, name: row[name] or stated}
+    return row
+
+
 def table_with_settings(table: Path) -> str:
     """Return the table as CSV text, with the columns that it lacks."""
-    rows = [with_settings(row) for row in rows_of(table)]
+    given = list(rows_of(table))
+    rows = [with_settings(row) for row in given]
+    if given and not all(name in given[0] for name in _INHERITED):
+        rows = [_with_inherited(row, rows) for row in rows]
     text = io.StringIO(newline="")
     if rows:
         writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")

@@ -36,7 +36,7 @@ __all__ = [
 ]
 
 _LAYOUT, _STEP, _FRAMEWORK, _SERVING = "Layout", "Step", "Framework", "Serving"
-_OVERLAPS = ("gradients", "parameters", "tensor", "experts", "pipeline", "context")
+_OVERLAPS = ("gradients", "parameters", "tensor", "experts", "pipeline", "context", "microbatches")
 
 _Model = Annotated[
     str,

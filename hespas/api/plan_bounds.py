@@ -27,7 +27,7 @@ from hespas.generators.llm.kernels import KernelWriter, TensorSpec
 from hespas.generators.llm.layers import ModelEnds
 from hespas.generators.llm.layout import Layout, layers_of_stages, micro_batches
 from hespas.generators.llm.model import Experts, Layer
-from hespas.generators.llm.rank import ModelRank
+from hespas.generators.llm.rank import ModelRank, keeps_weights
 from hespas.generators.llm.schedule import PassTemplate
 from hespas.generators.llm.settings import Recompute
 from hespas.generators.llm.space import Candidate
@@ -418,6 +418,8 @@ class LayoutBounds:
         sums, reductions = self._stage_sums(candidate), self._stage_reductions(candidate)
         splits = training.schedule == "zero-bubble" and layout.pp > 1
         overlap, zero = training.overlap, layout.zero
+        if keeps_weights(layout, training):  # as with whole copies of the weights, which is not slower
+            zero = 0
         frees = frees_weights(layout, training)
         longest = 0.0
         over_ns = reductions[0].end  # what follows the last pass of the first stage

@@ -275,6 +275,11 @@ def plan(
     if source is not None:
         _, workload = opened_program(source, None, None, sink)
         model, global_batch, facts = _recovered(workload, seq, global_batch)
+    if "microbatches" in overlap or overlap == "all":
+        raise UnsupportedError(
+            "layouts whose token dispatch overlaps another micro-batch have no lower bound",
+            hint="leave microbatches out of `overlap`",
+        )
     if not global_batch:
         raise UsageError("`global_batch` is required", hint="`global_batch=256`")
     step = llm_step(

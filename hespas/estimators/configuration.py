@@ -73,6 +73,7 @@ class Configuration:
     estimator: str
     host_issue_ns: float = 0.0
     reads_counts: bool = False
+    separate_experts: int = 0
     beside: float = nan
 
     def model(self, num_ranks: int) -> Estimator:
@@ -90,6 +91,7 @@ def default_configuration(workload: Workload, device: Device, estimator: str = A
         estimator=_training_spelling(facts, device, estimator),
         host_issue_ns=host_issue_ns(facts, device),
         reads_counts=facts.reads_counts,
+        separate_experts=facts.separate_experts,
         beside=beside_share(device),
     )
 

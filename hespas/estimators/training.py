@@ -107,7 +107,8 @@ class Training:
         times = estimate.duration_ns.copy()
         _set_products(graph, device, shares, times)
         attention = _set_attention(graph, device, shares, self.attention, times)
-        replaced = np.union1d(table.node, attention)
+        sorting = _set_experts(graph, device, times)
+        replaced = np.union1d(table.node, np.union1d(attention, sorting))
         # No kernel is faster than its bytes through memory, or than the shortest kernel.
         moved_ns = graph.bytes_moved / device.main_memory.bandwidth_bytes_per_s * 1e9
         least_ns = np.fmax(moved_ns, device.launch_overhead_ns)
@@ -191,6 +192,31 @@ def _set_products(graph: OpGraph, device: Device, shares: TrainingShares, times:
                 times[nodes] = np.fmax(times[nodes], sustained_ns)
             if kind.block_elements:
                 times[nodes] /= share.of_blocks
+
+
+_GROUPED = "aten::bmm"
+"""Operation of the matmuls of a group of experts."""
+_SORTING = ("moe_permute", "moe_unpermute", "moe_unpermute_backward")
+"""Operations that sort tokens by expert."""
+
+
+def _set_experts(graph: OpGraph, device: Device, times: FloatArray) -> IntArray:
+    """Set the times of kernels of experts in ``times``: of matmuls, which are smaller than those of the whole
+    layer, and of kernels that sort tokens. Return the nodes that sort.
+    """
+    figures, table = common_shares().experts, graph.contractions
+    if device.kind != "gpu":
+        return np.empty(0, np.int64)
+    least = np.minimum(np.minimum(table.m, table.n), table.k).astype(np.float64)
+    is_expert = (table.batch > 1) & (least >= figures.least_size)
+    is_expert &= graph.op_id[table.node] == graph.strings.find(_GROUPED)
+    times[table.node[is_expert]] *= 1.0 + figures.half_size / least[is_expert]
+    sorting = np.flatnonzero(
+        np.isin(graph.op_id, [row for name in _SORTING if (row := graph.strings.find(name)) >= 0])
+    )
+    bandwidth = figures.sorting * device.main_memory.bandwidth_bytes_per_s
+    times[sorting] = graph.bytes_moved[sorting] / bandwidth * 1e9
+    return sorting.astype(np.int64)
 
 
 _FUSED = "scaled_dot_product"

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -27,6 +28,7 @@ __all__ = [
     "Effect",
     "EffectFit",
     "FitRows",
+    "LevelEffect",
     "Posterior",
     "TextColumn",
     "apply_factors",
@@ -35,8 +37,10 @@ __all__ = [
     "central_rows",
     "factors_of",
     "fit_effects",
+    "level_effects",
     "scale_posterior",
     "share_from_other_cells",
+    "single_row_share",
 ]
 
 TextColumn = np.ndarray[tuple[int], np.dtype[np.str_]]
@@ -282,6 +286,19 @@ def cell_correction(fit: EffectFit, table: FitRows, source: str, accelerator: st
     return CellCorrection(share, fit.target - share * correction, _mixed_deviation(deviation, prior, share))
 
 
+_OWN_SPREAD = 0.06
+"""Standard deviation of the part of a row's error that the other rows of its cell do not have: that of the
+effect of a group (:data:`EFFECTS`).
+"""
+
+
+def single_row_share(log_error: float) -> float:
+    """Return the share of the correction by one row to apply: near 1 if the error of the row is much larger
+    than what the row has of its own, and 0 if it is not (positive-part estimator: James and Stein 1961).
+    """
+    return max(0.0, 1.0 - (_OWN_SPREAD / log_error) ** 2) if log_error else 0.0
+
+
 def share_from_other_cells(
     table: FitRows, mean: FloatArray, tested: BoolArray, source: str, accelerator: str
 ) -> float:
@@ -439,6 +456,37 @@ def factors_of(table: FitRows) -> list[ComponentFactor]:
             )
         )
     return factors
+
+
+class LevelEffect(NamedTuple):
+    """Effect on all components of the rows with equal ``keys``, such as a release of a stack.
+
+    ``factor`` is the ratio of measured to predicted time, ``std_error`` the standard error of its logarithm,
+    ``n`` the number of rows.
+    """
+
+    keys: tuple[str, ...]
+    factor: float
+    std_error: float
+    n: int
+
+
+def level_effects(table: FitRows, name: str) -> list[LevelEffect]:
+    """Return the effect ``name`` of :data:`EFFECTS` for each combination of its keys, fitted to all measured
+    rows together with all other effects. An effect of few rows is near 1 (shrinkage). O(rows^3).
+    """
+    effect = next(effect for effect in EFFECTS if effect.name == name)
+    fit = fit_effects(table.covariance(), table, ~np.isnan(table.log_error))
+    texts = table.joined_keys(effect.columns)
+    effects: list[LevelEffect] = []
+    for text in sorted({texts[row] for row in fit.rows.tolist()}):
+        has_effect = np.array([texts[row] == text for row in fit.rows.tolist()], np.float64)
+        weight = effect.whole**2 * (has_effect @ fit.inverse)
+        variance = effect.whole**2 * (1.0 - float(weight @ has_effect))
+        factor = float(np.exp(weight @ fit.target))
+        keys = tuple(text.split("\0"))
+        effects.append(LevelEffect(keys, factor, float(np.sqrt(max(variance, 0.0))), int(has_effect.sum())))
+    return effects
 
 
 def apply_factors(table: FitRows, factors: Sequence[ComponentFactor]) -> Posterior:

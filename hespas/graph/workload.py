@@ -228,9 +228,11 @@ class StepFacts:
     ``model_flops`` is the total of all ranks, as publications count it. ``tokens`` is the number of tokens
     that the step processes on ``ranks`` ranks (0: unknown). ``dtype`` is the element type of the matmuls in
     linear layers. ``reads_counts`` is True if the host reads the number of tokens per expert before it
-    launches the matmuls of experts. ``library`` names the fused attention. ``compiled`` is False if
-    elementwise work is not fused. ``power_w`` (power limit) and ``bandwidth`` (relative to the device file)
-    describe a board that differs from the file of ``device``, and apply to that board only.
+    launches the matmuls of experts. ``separate_experts`` is the number of experts of a rank whose matmuls and
+    conversions are launched one expert at a time (0: as one kernel). ``library`` names the fused attention.
+    ``compiled`` is False if elementwise work is not fused. ``power_w`` (power limit) and ``bandwidth``
+    (relative to the device file) describe a board that differs from the file of ``device``, and apply to that
+    board only.
     """
 
     kind: StepKind
@@ -240,6 +242,7 @@ class StepFacts:
     dtype: str = ""
     launch: Launch = "whole"
     reads_counts: bool = False
+    separate_experts: int = 0
     library: str = ""
     compiled: bool = True
     device: str = ""
@@ -274,6 +277,7 @@ def step_facts(metadata: Mapping[str, str]) -> StepFacts | None:
         dtype=texts.get("dtype", ""),
         launch=launches.get(texts.get("launch", ""), "whole"),
         reads_counts=texts.get("reads_counts") == "True",
+        separate_experts=int(_number(texts.get("separate_experts", ""), 0.0)),
         library=texts.get("library", ""),
         compiled=texts.get("compiled", "True") == "True",
         device=texts.get("device", ""),

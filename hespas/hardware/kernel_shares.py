@@ -6,8 +6,8 @@ and one per vendor for its other devices. Files in ``training/`` have figures th
 shares of the dense peak that attention libraries are published to reach, and products that a step sustains at
 the device's power limit. Their keys: ``name``, ``description``, ``vendor``, ``kind``, ``families`` and
 ``architectures`` (empty: all others of the vendor), ``library``, ``stands_in``, lists of tables ``attention``
-and ``products``, in the common file also tables ``power`` and ``apart``, and ``sources``, a table of texts
-that the ``source`` of every row refers to.
+and ``products``, in the common file also tables ``power``, ``apart`` and ``experts``, and ``sources``, a
+table of texts that the ``source`` of every row refers to.
 
 Interference: communication kernels occupy units that concurrent kernels cannot use. The units are the
 channels (workgroups) of NCCL and RCCL as recorded; TPUs and similar accelerators communicate with engines
@@ -48,6 +48,7 @@ __all__ = [
     "AttentionShare",
     "Bound",
     "CommonShares",
+    "ExpertFigures",
     "HeldUnits",
     "InterferenceFactor",
     "Library",
@@ -223,6 +224,21 @@ class UnfusedFactor(TomlRow, frozen=True, kw_only=True):
     source: Text
 
 
+class ExpertFigures(TomlRow, frozen=True, kw_only=True):
+    """Figures of kernels of experts on GPUs.
+
+    A matmul of a group of experts, each with its own number of rows, takes ``1 + half_size / s`` times as
+    long as one matmul with the same FLOPs; ``s`` is the smallest of its three sizes. Matmuls with a size
+    below ``least_size`` do not belong to experts. Kernels that sort tokens by expert reach the fraction
+    ``sorting`` of the memory bandwidth.
+    """
+
+    half_size: Positive
+    least_size: Positive
+    sorting: Positive
+    source: Text
+
+
 class TrainingShares(TomlRow, frozen=True, kw_only=True):
     """Contents of one file with the rates of training kernels, as shares of the peak.
 
@@ -265,6 +281,7 @@ class CommonShares(TrainingShares, frozen=True, kw_only=True):
 
     power: PowerExponent
     apart: UnfusedFactor
+    experts: ExpertFigures
 
 
 def read_training_shares(path: Path) -> TrainingShares:
@@ -277,7 +294,7 @@ def read_training_shares(path: Path) -> TrainingShares:
         for index, row in enumerate(rows):
             check_source_keys(row, f"{name}[{index}].", file.sources, path)
     if isinstance(file, CommonShares):
-        for name in ("power", "apart"):
+        for name in ("power", "apart", "experts"):
             check_source_keys(cast("Mapping[str, object]", table[name]), f"{name}.", file.sources, path)
     refuse_repeats(path, "attention", ((share.library,) for share in file.attention))
     refuse_repeats(path, "products", ((share.bits,) for share in file.products))

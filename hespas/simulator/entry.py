@@ -149,7 +149,14 @@ class _DeviceJob:
         workload, job = replace(workload, classes=tuple(classes)), replace(self.job, classes=tuple(timed))
         pressures = pressed
         launches = [
-            launches_of(graph, issue_ns, reads_counts=self.configuration.reads_counts) if size else None
+            launches_of(
+                graph,
+                issue_ns,
+                reads_counts=self.configuration.reads_counts,
+                separate_experts=self.configuration.separate_experts,
+            )
+            if size
+            else None
             for graph, size in zip(job.classes, job.class_sizes, strict=True)
         ]
         self.diagnostics.info(

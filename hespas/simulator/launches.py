@@ -15,13 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hespas.graph import Diagnostics, NodeKind, OpClass, OpGraph, RaggedArray, Resource
-from hespas.graph.columns import BoolArray, FloatArray, IntArray, StringTableBuilder
+from hespas.graph.columns import DTYPES, BoolArray, FloatArray, IntArray, StringTableBuilder
 from hespas.graph.errors import UnsupportedError
 from hespas.graph.opgraph import NODE_COLUMNS
 from hespas.graph.passes import UnrollLoops, all_deps, take_nodes
 from hespas.simulator.streams import COMPUTE, kinds_of, stream_codes
 
-__all__ = ["LAUNCH", "Launches", "launches_of", "unrolled"]
+__all__ = ["EAGER_ISSUE_NS", "LAUNCH", "Launches", "launches_of", "unrolled"]
 
 _MOST_UNROLLED = 200_000
 """Number of operations of a rank up to which loops are unrolled; longer loops get the launches of one
@@ -32,6 +32,14 @@ LAUNCH = "host launch"
 """Name and operation of launches."""
 _COUNTED = "moe_permute"
 """Operation whose result the host reads before further launches: the number of tokens for each expert."""
+EAGER_ISSUE_NS = 20_000.0
+"""Host time of a kernel that PyTorch launches by itself: a round figure, chosen on the development rows of
+docs/accuracy/training.md.
+"""
+_GROUPED, _GROUP_RANK = "aten::bmm", 3
+"""Operation of the matmuls of several experts, and the dimensions of an operand that has one matrix for each
+expert.
+"""
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -127,7 +135,6 @@ class _Host:
     count from the start of an iteration.
     """
 
-    issue_ns: float
     issued_ns: float = 0.0
     noted_ns: float = 0.0
     read: int = -1
@@ -145,11 +152,11 @@ class _Host:
             self.issued_ns = self.noted_ns = 0.0
             self.free = {}
 
-    def launch(self, node: int, ready_ns: float, stream: int, duration_ns: float, *, alone: bool) -> float:
+    def launch(self, node: int, ready_ns: float, stream: int, duration_ns: float, issue_ns: float) -> float:
         """Launch a node whose inputs are ready at ``ready_ns``, and return the earliest time at which the
-        node ends. A node with ``alone`` False shares the launch of the previous node.
+        node ends. The launch takes ``issue_ns`` (0: the node shares the launch of the previous node).
         """
-        self.issued_ns += self.issue_ns * alone
+        self.issued_ns += issue_ns
         start_ns = max(ready_ns, self.free.get(stream, 0.0)) if stream >= 0 else ready_ns
         if self.issued_ns > start_ns or self.read >= 0:
             self.launches.append((node, self.issued_ns - self.noted_ns, self.read, self.follows))
@@ -167,15 +174,43 @@ class _Host:
         self.issued_ns = self.noted_ns = max(self.issued_ns, end_ns)
 
 
-def launches_of(graph: OpGraph, issue_ns: float, *, reads_counts: bool) -> Launches:
+def _launches_by_expert(graph: OpGraph, experts: int) -> IntArray:
+    """Return the launches of each matmul or conversion with one matrix for each of ``experts`` experts; 0 for
+    other nodes. Shape ``(nodes,)``. O(nodes).
+
+    Before a matmul of block-scaled operands, a kernel for each operand brings the scales into the order that
+    matrix units read.
+    """
+    launches = np.zeros(len(graph), np.int64)
+    if experts == 1:
+        return launches
+    products = graph.contractions
+    is_scaled = np.isin(products.lhs, [kind.code for kind in DTYPES if kind.block_elements])
+    launches[products.node] = np.where(products.batch == experts, experts * np.where(is_scaled, 3, 1), 0)
+    launches[graph.op_id != graph.strings.find(_GROUPED)] = 0
+    converts = np.isin(graph.op_class, (int(OpClass.QUANTIZE), int(OpClass.REDUCTION)))
+    nodes = np.flatnonzero(converts & (np.diff(graph.operands.offsets) > 0))
+    first = graph.operands.values[graph.operands.offsets[nodes]]
+    for row in np.unique(first).tolist():
+        shape = graph.types.shape(row)
+        if len(shape) == _GROUP_RANK and shape[0] == experts:
+            launches[nodes[first == row]] = experts
+    return launches
+
+
+def launches_of(
+    graph: OpGraph, issue_ns: float, *, reads_counts: bool, separate_experts: int = 0
+) -> Launches:
     """Return the launches of a graph whose nodes have times. Each node takes one launch of ``issue_ns`` host
     time, in program order.
 
     A receive shares the launch of its send, as in one NCCL group. The two halves of a permute in a trace
     share one launch too. ``reads_counts`` is True if the host reads the number of tokens of each expert
-    before it continues. O(nodes + dependencies).
+    before it continues. ``separate_experts`` is the number of experts of a rank whose matmuls and
+    conversions the host launches one by one, outside of CUDA graphs (0: as one kernel). O(nodes +
+    dependencies).
     """
-    deps, host = all_deps(graph), _Host(issue_ns)
+    deps, host = all_deps(graph), _Host()
     bounds: list[int] = deps.offsets.tolist()
     producers: list[int] = deps.values.tolist()
     times: list[float] = np.where(graph.duration_ns > 0, graph.duration_ns, 0.0).tolist()
@@ -183,13 +218,18 @@ def launches_of(graph: OpGraph, issue_ns: float, *, reads_counts: bool) -> Launc
     regions: list[int] = graph.region.tolist()
     counted = graph.strings.find(_COUNTED) if reads_counts else -1
     counts: list[bool] = ((graph.op_id == counted) & (counted > 0)).tolist()
-    alone: list[bool] = (graph.kind != int(NodeKind.RECV)).tolist()
+    kernels = (graph.kind != int(NodeKind.RECV)).astype(np.int64)
+    issue_of = kernels * issue_ns
+    if separate_experts:
+        by_expert = _launches_by_expert(graph, separate_experts)
+        issue_of = np.where(by_expert > 0, by_expert * EAGER_ISSUE_NS, issue_of)
+    issues_ns: list[float] = issue_of.tolist()
     # The last entry, for the top level, is False.
     inside = graph.region >= 0
     works = inside & (kinds_of(stream_codes(graph)) == COMPUTE)
     size = len(graph.regions)
     busy_ns = np.bincount(graph.region[works], graph.duration_ns[works], size)
-    slow = [*(np.bincount(graph.region[inside], minlength=size) * issue_ns > busy_ns).tolist(), False]
+    slow = [*(np.bincount(graph.region[inside], issue_of[inside], size) > busy_ns).tolist(), False]
     end_ns: list[float] = []
     entered = {-1}
     region, began = -1, 0
@@ -204,7 +244,7 @@ def launches_of(graph: OpGraph, issue_ns: float, *, reads_counts: bool) -> Launc
         for producer in producers[bounds[node] : bounds[node + 1]]:
             if began <= producer < node and end_ns[producer] > ready_ns:
                 ready_ns = end_ns[producer]
-        end_ns.append(host.launch(node, ready_ns, streams[node], duration_ns, alone=alone[node]))
+        end_ns.append(host.launch(node, ready_ns, streams[node], duration_ns, issues_ns[node]))
         if counts[node]:
             host.wait(node, end_ns[node])
     kernel, duration, reads, follows = zip(*host.launches, strict=True) if host.launches else ((), (), (), ())

@@ -128,8 +128,8 @@ def test_traffic_of_a_prompt_in_the_cache(reach: float, share: float) -> None:
 DECODE_FREE = {
     "t0_ns": 0.0, "group_t0_ns": 0.0, "memory": NEVER, "overlap": LONGEST, "piece_start_ns": 0.0,
     "key_ns": 0.0, "group_start_ns": 0.0, "group_key_ns": 0.0, "group_power": 0.0, "group_limit": 32.0,
-    "limit_key_ns": 0.0, "size_share": 0.0, "split_ns": NEVER, "wave_tail": 0.0, "io_passes": 0.0, "cache_gain": 0.0,
-    "cache_reach": 1.0,
+    "limit_key_ns": 0.0, "size_share": 0.0, "split_ns": NEVER, "wave_tail": 0.0, "io_passes": 0.0,
+    "cache_gain": 0.0, "cache_reach": 1.0,
 }  # fmt: skip
 
 

@@ -192,7 +192,9 @@ def _dispatch(
     tensor-parallel ranks of an expert. If ``back`` is True, add the communication that returns the results.
     """
     if r.layout.expert_node:
-        return dispatch_in_two_levels(r, k, name, mixture.block, x, back=back)
+        x = dispatch_in_two_levels(r, k, name, mixture.block, x, back=back)
+        k.part.breaks.append(len(k.builder))
+        return x
     sent = r.value(mixture.routed, mixture.width)
     gathered = r.value(mixture.received, mixture.width)
     groups, inner = r.groups.experts, r.groups.expert_tensor
@@ -201,6 +203,7 @@ def _dispatch(
     x = r.collective(k, f"{name}.all_to_all", CollectiveKind.ALL_TO_ALL, groups, of=sent, x=x)
     if not back:
         x = r.collective(k, f"{name}.all_gather", CollectiveKind.ALL_GATHER, inner, of=gathered, x=x)
+    k.part.breaks.append(len(k.builder))
     return x
 
 
@@ -282,7 +285,8 @@ def backward_experts(r: ModelRank, k: KernelWriter, block: Experts, key: str, gr
     shared = _shared_backward(r, k, block, key, inner) if early else -1
     routed = r.linear_backward(k, _latent(r, block)[1], inner, f"{key}.combined") if block.latent else inner
     sent, whole = r.value(mixture.routed, mixture.width), r.value(r.expert_rows, mixture.width)
-    routed = k.vector("unpermute.backward", "permute", [whole], [sent], after=[routed, f"{key}.scores"])
+    after: list[Value] = [routed, f"{key}.scores"]
+    routed = k.vector("unpermute.backward", "unpermute_backward", [whole], [sent], after=after)
     routed = _dispatch(r, k, "combine.backward", mixture, routed, back=False)
     if block.shared_ffn and not early:
         shared = _shared_backward(r, k, block, key, inner)

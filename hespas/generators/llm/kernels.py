@@ -87,6 +87,7 @@ _VECTORS: Mapping[str, _VectorKernel] = {
     "quantize": _VectorKernel("quantize", OpClass.QUANTIZE, 2.0),
     "absmax": _VectorKernel("absmax", OpClass.REDUCTION, 2.0),
     "permute": _VectorKernel("moe_permute", OpClass.GATHER, 0.0),
+    "unpermute_backward": _VectorKernel("moe_unpermute_backward", OpClass.GATHER, 0.0),
     "unpermute": _VectorKernel("moe_unpermute", OpClass.SCATTER, 2.0),
     "embedding": _VectorKernel("aten::embedding", OpClass.GATHER, 0.0),
     "embedding_backward": _VectorKernel("aten::embedding_dense_backward", OpClass.SCATTER, 1.0),

@@ -378,7 +378,8 @@ def _bounds(model: Model, layout: Layout, training: Training) -> Iterator[Broken
     pipeline is written out, so larger settings would exhaust the memory of the generating machine.
     """
     passes = micro_batches(layout, training)
-    run = passes * -(-len(model.layers) // layout.pp) if layout.pp > 1 else 0
+    written = layout.pp > 1 or training.overlap.microbatches
+    run = passes * -(-len(model.layers) // layout.pp) if written else 0
     tokens = training.micro_batch * training.seq
     for name, what, value, most, setting in (
         ("ranks", "ranks", layout.ranks, _MOST_RANKS, "dp"),
@@ -542,12 +543,18 @@ def possible_overlap(overlap: Overlap, model: Model, layout: Layout, lora_rank: 
     """Return the part of the requested overlap of communication and computation that the model and the layout
     allow.
 
-    Token dispatch can only overlap a shared expert. Collectives of tensor-parallel ranks overlap matmuls only
-    with sequence parallelism and trained matrices.
+    Token dispatch can only overlap a shared expert, or a pass of another micro-batch: without a pipeline or
+    with virtual stages. Collectives of tensor-parallel ranks overlap matmuls only with sequence parallelism
+    and trained matrices.
     """
     pipelines = layout.tp == 1 or (layout.sequence_parallel and not lora_rank)
-    shares = any(isinstance(block, Experts) and block.shared_ffn for block in model.blocks())
-    return replace(overlap, tensor=overlap.tensor and pipelines, experts=overlap.experts and shares)
+    mixtures = [block for block in model.blocks() if isinstance(block, Experts)]
+    shares = any(block.shared_ffn for block in mixtures)
+    sends = bool(mixtures) and layout.ep > 1 and (layout.pp == 1 or layout.vp > 1)
+    return replace(
+        overlap, tensor=overlap.tensor and pipelines, experts=overlap.experts and shares,
+        microbatches=overlap.microbatches and sends,
+    )  # fmt: skip
 
 
 def _unused_settings(model: Model, layout: Layout, training: Training) -> Iterator[BrokenRule]:
@@ -594,6 +601,13 @@ def _unused_settings(model: Model, layout: Layout, training: Training) -> Iterat
             "overlap-needs-shared-expert",
             f"{model.name} has no shared expert that token dispatch could overlap",
             "remove experts from `overlap`",
+        )
+    if possible.microbatches != training.overlap.microbatches:
+        yield BrokenRule(
+            "overlap-needs-dispatch",
+            "token dispatch overlaps other micro-batches only with several expert ranks, and in a pipeline "
+            "only with virtual stages",
+            "set `ep=2` or more and `vp=2` or more, or remove microbatches from `overlap`",
         )
     if possible.tensor != training.overlap.tensor:
         yield BrokenRule(

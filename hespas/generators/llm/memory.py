@@ -130,6 +130,8 @@ class RankState:
     def gradients(self) -> int:
         """Return the bytes of accumulated gradients."""
         is_16bit = self.rank.training.pure_16bit
+        if self.rank.keeps_weights:  # summed over micro-batches before they are reduced, in 32 bits
+            return (2 if is_16bit else 4) * (self.weights.dense + self.weights.experts)
         return self._trained_bytes(2, 2 if is_16bit else storage(1, self.rank.precision.gradient))
 
     @cached_property
@@ -354,12 +356,12 @@ class _StageAccount:
 
         With ZeRO-3 these are the weights outside of layers (except in XLA), the weights of the layer, and the
         weights of the next layer if they are gathered in advance. In the backward pass the gradients of the
-        layer are added. With ZeRO-2 these are all weights, except in Megatron-Core. With other levels there
-        are none.
+        layer are added. With ZeRO-2 these are all weights, except in Megatron-Core, and also if weights are
+        kept gathered during the step. With other levels there are none.
         """
         state, training, zero = self._state, self.rank.training, self.rank.layout.zero
         layers = self._layers[chunk]
-        if zero == 2 and state.in_torch:
+        if (zero == 2 and state.in_torch) or self.rank.keeps_weights:
             return {"gathered weights": sum(state.gathered(layer) for layer in (None, *state.layers))}
         if zero != 3:
             return {}
@@ -457,7 +459,7 @@ class _StageAccount:
         backward = [max(self._backward(chunk), key=size_of, default=nothing) for chunk in chunks]
         sizes = [_sum(self._in_flight(chunk)) for chunk in chunks]
         count = min(micro_batches(layout, training), _STEADY * layout.pp)
-        order = order_of(training.schedule, layout, self.stage, count)
+        order = order_of(training.schedule, layout, self.stage, count, beside=training.overlap.microbatches)
         last_kind = "weights" if any(action.kind == "weights" for action in order) else "backward"
         in_flight = dict.fromkeys(chunks, 0)
         most, peak = -1, (dict(in_flight), nothing)

@@ -15,7 +15,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
-from math import nan
+from math import gcd, nan
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -62,11 +62,14 @@ SETTINGS: Mapping[str, str] = {
     "cuda_graphs": "none, parts or all: kernels of a pass that are issued as CUDA graphs",
     "communication_overlap": "off: communication never overlaps computation; empty: as the framework does",
     "tensor_overlap": "yes: collectives of tensor parallelism overlap products",
-    "expert_overlap": "yes: tokens are sent to experts while other kernels compute",
+    "expert_overlap": "shared or yes: tokens are sent to experts while the shared expert computes; "
+    "microbatches: while a pass of another microbatch runs",
+    "expert_dispatch": "all-to-all, deepep or hybridep: library that sends tokens to experts",
     "context_communication": "all-to-all or ring: exchange between context ranks",
     "capacity_factor": "capacity factor of experts; dropped: tokens are dropped at an unknown capacity",
     "compiled": "no: kernels are not fused by a compiler",
     "attention_flops": "full or half: part of the square of attention in the published FLOPs",
+    "peak_memory_kind": "allocated or reserved: memory that peak_memory_gib counts; empty: allocated",
     "power_limit_w": "power limit of the accelerator [W], if it is not the usual one",
     "memory_bandwidth_gb_per_s": "memory bandwidth of the accelerator [GB/s], if it is not the usual one",
 }
@@ -97,10 +100,12 @@ class _RunColumns(msgspec.Struct, frozen=True, kw_only=True):
     cuda_graphs: Literal["", "none", "parts", "all"] = ""
     communication_overlap: Literal["", "off", "on"] = ""
     tensor_overlap: Literal["", "yes", "no"] = ""
-    expert_overlap: Literal["", "yes", "no"] = ""
+    expert_overlap: Literal["", "yes", "no", "shared", "microbatches"] = ""
+    expert_dispatch: Literal["", "all-to-all", "deepep", "hybridep"] = ""
     context_communication: Literal["", "all-to-all", "ring"] = ""
     compiled: Literal["", "yes", "no"] = ""
     attention_flops: Literal["", "full", "half"] = ""
+    peak_memory_kind: Literal["", "allocated", "reserved"] = ""
     power_limit_w: _Positive = nan
     memory_bandwidth_gb_per_s: _Positive = nan
 
@@ -145,7 +150,7 @@ class PublishedRun:
 
     def facts(self, device: Device) -> StepFacts:
         """Return the facts of the step on ``device`` that simulators need in addition to the graph."""
-        return training_facts(self.model, self.training, self.board(device))
+        return training_facts(self.model, self.training, self.board(device), layout=self.layout)
 
     def step(self) -> LlmStep:
         """Return the generator of the run's training step.
@@ -200,7 +205,7 @@ def run_of(
     texts = TableRow(place, -1, 0, {name: text.strip() for name, text in row.items()})
     cells = _RunCells(texts, typed_row(texts, _RunColumns), diagnostics)
     model = _model(cells, table)
-    layout = _layout(cells, model)
+    layout = _layout(cells, model, table)
     training = _training(cells, layout)
     overlap = possible_overlap(training.overlap, model, layout, training.lora_rank)
     if overlap != training.overlap:
@@ -250,7 +255,7 @@ def _model(cells: _RunCells, table: Path | None) -> Model:
     return model
 
 
-def _layout(cells: _RunCells, model: Model) -> Layout:
+def _layout(cells: _RunCells, model: Model, table: Path | None) -> Layout:
     tp, pp, cp = (cells.columns.tp, cells.columns.pp, cells.columns.cp)
     ranks = cells.columns.num_accelerators
     dp = cells.columns.dp or max(1, ranks // (tp * pp * cp))
@@ -291,7 +296,29 @@ def _layout(cells: _RunCells, model: Model) -> Layout:
         sequence_parallel=is_parallel,
         embedding_counts=counts, head_counts=counts,
         context_all_to_all=cells.columns.context_communication == "all-to-all",
+        expert_node=_expert_node(cells, table) if has_experts else 0,
     )  # fmt: skip
+
+
+def _expert_node(cells: _RunCells, table: Path | None) -> int:
+    """Return the number of expert-parallel ranks that are connected directly, if tokens are sent once to each
+    group of these; 0 if they are sent to each expert.
+    """
+    columns = cells.columns
+    if columns.expert_dispatch not in {"deepep", "hybridep"} or columns.ep == 1:
+        return 0
+    if columns.etp > 1 or cells.text("capacity_factor"):
+        cells.report(
+            "dispatch", "tokens at a capacity limit are sent to each expert: one copy per rank is ignored"
+        )
+        return 0
+    spelling = cells.text("accelerator")
+    link = load_device(resolve_reference(table, spelling, "column accelerator") if table else spelling).link(
+        "scale_up"
+    )
+    size = link.devices_per_domain if link is not None else 0
+    domain = size if size > 1 else columns.ep
+    return columns.ep if columns.ep <= domain else gcd(columns.ep, domain)
 
 
 def _zero(text: str) -> int:
@@ -439,7 +466,8 @@ def _overlap(cells: _RunCells, layout: Layout) -> Overlap:
         cells.report("tensor-overlap", "the overlap of tensor parallelism is missing: assumed on")
     return Overlap(
         tensor=layout.tp > 1 and (tensor_overlap == "yes" or is_recipe),
-        experts=cells.columns.expert_overlap == "yes",
+        experts=cells.columns.expert_overlap in {"yes", "shared"},
+        microbatches=cells.columns.expert_overlap == "microbatches",
     )
 
 

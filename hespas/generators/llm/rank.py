@@ -21,7 +21,7 @@ from hespas.generators.llm.model import Attention, Block, Experts, LatentAttenti
 from hespas.generators.llm.settings import ModelPrecision, Training
 from hespas.graph import CollectiveKind, StridedGroups
 
-__all__ = ["LinearLayer", "ModelRank"]
+__all__ = ["LinearLayer", "ModelRank", "keeps_weights"]
 
 _Deferred = Callable[[KernelWriter], object]
 _SCALE = TensorSpec((1,), "f32")
@@ -43,6 +43,13 @@ class LinearLayer:
     count: int = 1
     format: str = ""
     adapter: int = 0
+
+
+def keeps_weights(layout: Layout, training: Training) -> bool:
+    """Return True if sharded weights are gathered once a step, and gradients are reduced once at its end:
+    PyTorch's FSDP in a pipeline (``torch.distributed.pipelining``).
+    """
+    return layout.zero == 3 and layout.pp > 1 and training.style == "torchtitan"
 
 
 @dataclass(frozen=True)
@@ -92,6 +99,11 @@ class ModelRank:
         tensor-parallel ranks share an expert, the copies that they gather from each other are included.
         """
         return round(self.expert_rows * block.topk * self.training.expert_load * self.layout.etp)
+
+    @property
+    def keeps_weights(self) -> bool:
+        """True if :func:`keeps_weights` is."""
+        return keeps_weights(self.layout, self.training)
 
     @property
     def hidden(self) -> int:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise, zip_longest
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -36,6 +37,7 @@ __all__ = [
     "PassTemplate",
     "PortNeed",
     "assemble_step",
+    "beside_previous",
     "most_in_flight",
     "order_of",
 ]
@@ -53,17 +55,18 @@ class PassAction(NamedTuple):
     chunk: int
 
 
-def order_of(name: ScheduleName, layout: Layout, stage: int, micro_batches: int) -> list[PassAction]:
+def order_of(
+    name: ScheduleName, layout: Layout, stage: int, micro_batches: int, *, beside: bool = False
+) -> list[PassAction]:
     """Return the passes of a stage in the order of a pipeline schedule. A single stage runs each micro-batch
     forward and backward in turn. Schedule ``1f1b`` is interleaved 1F1B if there are several virtual stages.
+
+    ``beside``: a stage is one forward pass further ahead, so that a forward pass and the backward pass after
+    it are of different micro-batches and can run at the same time (:func:`beside_previous`).
     """
     if layout.pp == 1:
-        return [
-            PassAction(kind, micro_batch, 0)
-            for micro_batch in range(micro_batches)
-            for kind in ("forward", "backward")
-        ]
-    if name == "1f1b" and layout.vp > 1:
+        name = "1f1b"
+    elif name == "1f1b" and layout.vp > 1:
         name = "interleaved"
     if name == "interleaved":
         # The stage runs one chunk for as many micro-batches as there are stages, then the next chunk.
@@ -76,15 +79,31 @@ def order_of(name: ScheduleName, layout: Layout, stage: int, micro_batches: int)
             chunk, offset = divmod(within, stages)
             forward.append(PassAction("forward", round_ * stages + offset, chunk))
             backward.append(PassAction("backward", round_ * stages + offset, chunks - 1 - chunk))
-        ahead = 2 * (stages - 1 - stage) + (chunks - 1) * stages
+        ahead = 2 * (stages - 1 - stage) + (chunks - 1) * stages + beside
         return _alternate(forward, backward, min(ahead, len(forward)))
     if name == "zero-bubble":
         return _zero_bubble_orders(layout.pp, micro_batches)[stage]
     forward = [PassAction("forward", micro_batch, 0) for micro_batch in range(micro_batches)]
     backward = [PassAction("backward", micro_batch, 0) for micro_batch in range(micro_batches)]
+    if layout.pp == 1:
+        return _alternate(forward, backward, min(int(beside), micro_batches))
     if name == "gpipe":
         return forward + backward
     return _alternate(forward, backward, min(layout.pp - 1 - stage, micro_batches))
+
+
+def beside_previous(order: Sequence[PassAction]) -> list[bool]:
+    """Return for each pass whether it can run at the same time as the pass before it: a backward pass after a
+    forward pass, if forward passes also follow the first backward pass. Otherwise all forward passes fill the
+    pipeline, and a backward pass may wait for one of them on another stage.
+    """
+    kinds = [action.kind for action in order]
+    steady = "forward" in kinds[kinds.index("backward") :] if "backward" in kinds else False
+    pairs = zip([*order[:1], *order], order, strict=False)
+    return [
+        steady and (before.kind, action.kind) == ("forward", "backward") and before[1:] != action[1:]
+        for before, action in pairs
+    ]
 
 
 def _alternate(forward: list[PassAction], backward: list[PassAction], ahead: int) -> list[PassAction]:
@@ -168,6 +187,8 @@ class PassTemplate:
     posts: list[int] = field(default_factory=list[int])
     begins: list[int] = field(default_factory=list[int])
     """Nodes that must not run ahead of the pass: they follow the pass before."""
+    breaks: list[int] = field(default_factory=list[int])
+    """Nodes before which the host issues kernels of a pass that runs beside this one."""
     ports: dict[str, int] = field(default_factory=dict[str, int])
     needs: list[PortNeed] = field(default_factory=list[PortNeed])
 
@@ -176,13 +197,15 @@ class PassInstance(NamedTuple):
     """Execution of a pass in a step: the index of its template (``part``) and its micro-batch (-1: none).
 
     ``kind`` is the name by which other passes refer to it; all variants of a pass have the same name.
-    Consecutive passes whose ``loop`` is True form the body of a loop.
+    Consecutive passes whose ``loop`` is True form the body of a loop. A pass with ``beside`` runs at the same
+    time as the previous one.
     """
 
     part: int
     kind: str
     micro_batch: int
     loop: bool = False
+    beside: bool = False
 
 
 class _PassEdges:
@@ -207,7 +230,8 @@ def assemble_step(
 ) -> OpGraph:
     """Return the graph of a step: the passes of ``sequence`` in program order, each after the previous one.
 
-    Passes marked ``loop`` are the body of a loop of ``trips`` iterations. Dependencies on a micro-batch in
+    The nodes of two passes that run beside each other are issued in turn, up to a break of each. Passes
+    marked ``loop`` are the body of a loop of ``trips`` iterations. Dependencies on a micro-batch in
     the loop refer to its last iteration. Message tags increase by ``tag_period`` per micro-batch.
     """
     chosen = [parts[run.part] for run in sequence]
@@ -218,6 +242,17 @@ def assemble_step(
     data_edges, order_edges = _edges_between(parts, sequence, shift.tolist())
     data = _repeat_deps(template.data_deps, rows, shift, sizes, data_edges)
     control = _repeat_deps(template.control_deps, rows, shift, sizes, order_edges)
+    micro_batch = np.repeat(np.array([max(run.micro_batch, 0) for run in sequence], np.int64), sizes)
+    in_loop = np.repeat(np.array([run.loop for run in sequence], np.bool_), sizes)
+    if any(run.beside for run in sequence):
+        order = _issue_order(chosen, sequence, base.tolist())
+        rows, micro_batch, in_loop = rows[order], micro_batch[order], in_loop[order]
+        place = np.empty_like(order)
+        place[order] = np.arange(len(order))
+        data, control = (
+            RaggedArray.from_pairs(place[deps.row_ids], place[deps.values], len(rows))
+            for deps in (data, control)
+        )
     # Keep each dependency once: a data dependency is not a control dependency too.
     count = len(rows)
     data_keys = np.unique(data.row_ids * np.int64(count) + data.values)
@@ -228,7 +263,6 @@ def assemble_step(
         RaggedArray.from_pairs(data_keys // count, data_keys % count, count),
         RaggedArray.from_pairs(control_keys // count, control_keys % count, count),
     )
-    micro_batch = np.repeat(np.array([max(run.micro_batch, 0) for run in sequence], np.int64), sizes)
     p2p = graph.p2p
     tags = np.where(p2p.tag < 0, p2p.tag, p2p.tag + micro_batch[p2p.node] * tag_period)
     graph = replace(
@@ -236,13 +270,33 @@ def assemble_step(
         id=np.arange(len(graph), dtype=np.uint64),
         p2p=replace(p2p, tag=tags),
     )
-    in_loop = np.repeat(np.array([run.loop for run in sequence], np.bool_), sizes)
     if trips <= 1 or not in_loop.any():
         return graph
     label = max(graph.strings.find("micro-batches"), 0)
     table = RegionTable.from_rows([(-1, int(RegionKind.LOOP_BODY), float(trips), label)])
     region = np.where(in_loop, 0, -1).astype(np.int32)
     return replace(graph, regions=table, region=region, executions=region_executions(table, region))
+
+
+def _issue_order(
+    chosen: Sequence[PassTemplate], sequence: Sequence[PassInstance], base: list[int]
+) -> IntArray:
+    """Return the nodes of a step in the order in which they are issued. Of two passes beside each other, the
+    later one is first: a backward pass begins with communication, which the kernels of the forward pass hide.
+    """
+    pieces: list[IntArray] = []
+    for position in range(len(sequence)):
+        if position + 1 < len(sequence) and sequence[position + 1].beside:
+            continue
+        turns: list[list[IntArray]] = []
+        pair = [position, position - 1] if sequence[position].beside else [position]
+        for member in pair:
+            mine, start = chosen[member], base[member]
+            cuts = [0, *(node - mine.start for node in mine.breaks), mine.end - mine.start]
+            turns.append([np.arange(start + a, start + b) for a, b in pairwise(cuts)])
+        for turn in zip_longest(*turns):
+            pieces += [piece for piece in turn if piece is not None]
+    return np.concatenate(pieces).astype(np.int64)
 
 
 def _repeat_deps(
@@ -265,6 +319,8 @@ def _edges_between(
     position_of: dict[tuple[str, int, int], int] = {}
     newest: dict[tuple[str, int], int] = {}
     tails: list[int] = []
+    before: list[int] = []  # last compute nodes of the pass before, or of two passes beside each other
+    current: list[int] = []
     for position, run in enumerate(sequence):
         part, offset = parts[run.part], shift[position]
         position_of[run.kind, part.chunk, run.micro_batch] = position
@@ -279,12 +335,14 @@ def _edges_between(
                 raise InvariantError(f"{need.kind} has no port {need.port}")
             edges = order if need.is_order else data
             edges.add(need.node + offset, producer.ports[need.port] + shift[source])
-        if part.head >= 0 and tails:
-            order.add(part.head + offset, tails[-1])
-        for begin in part.begins if tails else ():
-            order.add(begin + offset, tails[-1])
+        if current and not run.beside:
+            before, current = current, []
+        for follower in (part.head, *part.begins):
+            for tail in before if follower >= 0 else ():
+                order.add(follower + offset, tail)
         for post in part.posts if len(tails) > 1 else ():
             order.add(post + offset, tails[-2])
         if part.tail >= 0:
             tails.append(part.tail + offset)
+            current.append(part.tail + offset)
     return data, order

@@ -207,7 +207,8 @@ class Overlap:
     tensor parallelism are divided into one piece per rank and pipelined with the adjacent matmuls.
     ``experts``: token dispatch overlaps the shared expert. ``pipeline``: sends between stages overlap the
     next computation. ``context``: keys are sent around the ring of context-parallel ranks during attention to
-    the previous keys.
+    the previous keys. ``microbatches``: token dispatch of a micro-batch overlaps the kernels of another one,
+    whose pass runs at the same time (Megatron-Core: ``overlap_moe_expert_parallel_comm``).
     """
 
     gradients: bool = True
@@ -216,6 +217,7 @@ class Overlap:
     experts: bool = False
     pipeline: bool = True
     context: bool = True
+    microbatches: bool = False
 
     @classmethod
     def none(cls) -> Overlap:

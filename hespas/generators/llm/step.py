@@ -29,9 +29,15 @@ from hespas.generators.llm.kernels import KernelWriter, TensorSpec, Value
 from hespas.generators.llm.layers import ModelEnds, backward_layer, forward_layer
 from hespas.generators.llm.layout import Layout, RankGroups, check_layout, layers_of_stages, micro_batches
 from hespas.generators.llm.memory import memory_of
-from hespas.generators.llm.model import Layer, Model, model_parameters
-from hespas.generators.llm.rank import ModelRank
-from hespas.generators.llm.schedule import PassInstance, PassTemplate, assemble_step, order_of
+from hespas.generators.llm.model import Experts, Layer, Model, model_parameters
+from hespas.generators.llm.rank import ModelRank, keeps_weights
+from hespas.generators.llm.schedule import (
+    PassInstance,
+    PassTemplate,
+    assemble_step,
+    beside_previous,
+    order_of,
+)
 from hespas.generators.llm.settings import Training
 from hespas.generators.llm.weights import RankWeights, weights_of_layer, weights_of_rest
 from hespas.generators.spec import Account
@@ -94,14 +100,15 @@ def ordered_passes(
 
     ``passes`` may have been written for another stage with equal layers. O(nodes of the step).
     """
-    last = count - 1
+    last, beside = count - 1, training.overlap.microbatches
+    order = order_of(training.schedule, layout, stage, count, beside=beside)
     sequence: list[PassInstance] = []
-    for action in order_of(training.schedule, layout, stage, count):
+    for action, joins in zip(order, beside_previous(order), strict=True):
         special = action.micro_batch == (0 if action.kind == "forward" else last)
         part = passes.part(action.kind, action.chunk, special=special)
-        sequence.append(PassInstance(part, action.kind, action.micro_batch))
+        sequence.append(PassInstance(part, action.kind, action.micro_batch, beside=beside and joins))
     trips = 1
-    if layout.pp == 1 and last > 2:
+    if layout.pp == 1 and last > 2 and not beside:
         trips = last - 1
         body = [run._replace(loop=True) for run in sequence[2:4]]
         sequence = sequence[:2] + body + sequence[-2:]
@@ -125,8 +132,11 @@ def frees_weights(layout: Layout, training: Training) -> bool:
     """Return True if weights are gathered for each micro-batch and freed afterwards, as in FSDP.
 
     With ZeRO-3 they are gathered for the forward pass and again for the backward pass. With ZeRO-2, FSDP
-    holds them until the backward pass, and Megatron-Core never frees them.
+    holds them until the backward pass, and Megatron-Core never frees them. In a pipeline, PyTorch's FSDP
+    holds them during the whole step.
     """
+    if keeps_weights(layout, training):
+        return False
     return layout.zero == 3 or (layout.zero == 2 and training.style != "megatron")
 
 
@@ -182,6 +192,7 @@ class _StageWriter:
             and not frees_weights(self.layout, self.training)
             and overlap.parameters
         )
+        gathers |= self.rank.keeps_weights
         return gathers or (self.layout.zero < 2 and overlap.gradients)
 
     @cached_property
@@ -244,7 +255,8 @@ class _StageWriter:
     def _gather(self, k: KernelWriter, weights: RankWeights, ahead: int) -> list[int]:
         nodes: list[int] = []
         for share in self._shares(weights):
-            elements = share.trained + (share.frozen if frees_weights(self.layout, self.training) else 0)
+            frees = frees_weights(self.layout, self.training)
+            elements = share.trained + (share.frozen if self.layout.zero == 3 or frees else 0)
             if not elements or share.shards.group_size == 1:
                 continue
             nodes.append(
@@ -343,8 +355,10 @@ class _StageWriter:
         chunk = k.part.chunk
         numbers = self.chunks[chunk]
         once = self.layout.zero in {1, 2} and first and self.training.overlap.parameters
-        gathers = frees_weights(self.layout, self.training) or once
-        if frees_weights(self.layout, self.training) and self._has_rest(chunk):
+        keeps = self.rank.keeps_weights and first
+        frees = frees_weights(self.layout, self.training)
+        gathers = frees or once or keeps
+        if (frees or keeps) and self._has_rest(chunk):
             k.module = "ends"
             k.follow = self._gather(k, self.rest, -1)
         x: Value = self.ends.embed(k) if self._is_first(chunk) else self._receive(k, backward=False)
@@ -375,7 +389,11 @@ class _StageWriter:
     def _backward(self, k: KernelWriter, last: bool) -> None:
         chunk = k.part.chunk
         numbers = self.chunks[chunk]
-        gathers, pending, ahead = self.layout.zero == 3, list[int](), -1
+        gathers, pending, ahead = (
+            self.layout.zero == 3 and frees_weights(self.layout, self.training),
+            list[int](),
+            -1,
+        )
         if gathers and self._is_last(chunk):
             k.module = "ends"
             k.follow = self._gather(k, self.rest, -1)
@@ -435,12 +453,22 @@ class _StageWriter:
         node = load_activations(k, number, size, ahead, ports)
         return [] if ports else [node]
 
+    @property
+    def _reduces_each(self) -> bool:
+        """True if gradients are reduced after each micro-batch."""
+        return self.layout.zero >= 2 and not self.rank.keeps_weights
+
+    @property
+    def _reduces_early(self) -> bool:
+        """True if gradients are reduced during the last backward pass, instead of after it."""
+        return self.training.overlap.gradients and not self.rank.keeps_weights
+
     def _reduce_layer(self, k: KernelWriter, number: int, done: Value, last: bool) -> None:
         """Add the reduction of a layer's gradients after its backward pass. With ZeRO-2 and ZeRO-3 it is
         added for each micro-batch. Otherwise it is added for the last micro-batch, if reductions overlap the
         backward pass.
         """
-        if self.layout.zero >= 2 or (last and self.training.overlap.gradients):
+        if self._reduces_each or (last and self._reduces_early):
             for index, node in enumerate(self._reduce(k, self._weights_of(number), [*k.made, done])):
                 k.name_port(f"reduced.{number}.{index}", node)
 
@@ -448,7 +476,7 @@ class _StageWriter:
         """Add the reduction of gradients of weights outside of layers, which ZeRO-2 and 3 do for each
         micro-batch.
         """
-        if self.layout.zero < 2 or not self._has_rest(k.part.chunk):
+        if not self._reduces_each or not self._has_rest(k.part.chunk):
             return
         k.module = "ends"
         for index, node in enumerate(self._reduce(k, self.rest, after)):
@@ -458,7 +486,7 @@ class _StageWriter:
         k = self._begin("end", 0)
         kind = "weights" if self.splits else "backward"
         reduced = list[Value]()
-        early = self.layout.zero >= 2 or self.training.overlap.gradients
+        early = self._reduces_each or self._reduces_early
         for chunk, numbers in enumerate(self.chunks):
             # The weights pass may end before the backward pass has sent its last gradients.
             passes = {part.kind for part in self.parts if part.chunk == chunk and "done" in part.ports}
@@ -477,7 +505,7 @@ class _StageWriter:
         finished = [value for value in reduced if isinstance(value, str) and value.endswith(":done")]
         k.module = "ends"
         nodes: list[Value] = list(reduced)
-        if self.layout.zero >= 2:
+        if self._reduces_each:
             chunk = next(filter(self._has_rest, range(self.layout.vp)), 0)
             shares = range(len(self._reducible(self.rest)))
             nodes += [f"{kind}@{chunk}:reduced.rest.{index}" for index in shares]
@@ -491,7 +519,8 @@ class _StageWriter:
             each rank holds all weights. Layers whose weights are gathered shortly before their use are left
             out.
             """
-            if frees_weights(self.layout, self.training) or not self.layout.zero or isinstance(updated, str):
+            is_gathered = self.layout.zero in {0, 3} or frees_weights(self.layout, self.training)
+            if is_gathered or isinstance(updated, str):
                 return
             if not self.training.overlap.parameters:
                 for numbers in self.chunks:
@@ -513,7 +542,9 @@ def training_workload(
     names a violated layout rule. O(nodes of all stages + ranks).
     """
     check_layout(model, layout, training)
-    metadata = replace(training_facts(model, training), ranks=layout.ranks).metadata() | dict(metadata or {})
+    metadata = replace(training_facts(model, training, layout=layout), ranks=layout.ranks).metadata() | dict(
+        metadata or {}
+    )
     stages = range(layout.pp)
     graphs = tuple(
         stage_graph(model, layout, training, stage, f"{model.name}.stage{stage}") for stage in stages
@@ -535,8 +566,14 @@ class Board:
     bandwidth: float = 1.0
 
 
-def training_facts(model: Model, training: Training, board: Board | None = None) -> StepFacts:
-    """Return the facts of a step that simulators need in addition to its graph."""
+def training_facts(
+    model: Model, training: Training, board: Board | None = None, *, layout: Layout | None = None
+) -> StepFacts:
+    """Return the facts of a step that simulators need in addition to its graph. Megatron-Core launches the
+    kernels of experts one expert at a time; their number on a rank follows from ``layout``.
+    """
+    experts = max((block.experts for block in model.blocks() if isinstance(block, Experts)), default=0)
+    local = experts // layout.ep if layout is not None else 0
     library = training.library or ("flash2" if training.style == "torchtitan" else "cudnn")
     facts = StepFacts(
         kind="training",
@@ -545,6 +582,7 @@ def training_facts(model: Model, training: Training, board: Board | None = None)
         dtype="tf32" if training.precision.tf32 else training.precision.matmul,
         launch="whole" if training.style == "maxtext" else training.launch,
         reads_counts=training.capacity == 0,
+        separate_experts=0 if training.style != "megatron" else local,
         library=library,
         compiled=training.compiled,
     )
@@ -583,7 +621,8 @@ class LlmStep:
         for stage in memory_of(self.model, self.layout, self.training):
             size = sum(stage.parts.get(name, 0) for name in _STATES)
             stage_bytes.append(f"{size} {size} {size} {stage.peak_bytes}")
-        facts = replace(training_facts(self.model, self.training, self.board), ranks=self.layout.ranks)
+        facts = training_facts(self.model, self.training, self.board, layout=self.layout)
+        facts = replace(facts, ranks=self.layout.ranks)
         metadata = facts.metadata() | {PROGRAM_BYTES: ";".join(stage_bytes)}
         return training_workload(self.model, self.layout, self.training, metadata)
 

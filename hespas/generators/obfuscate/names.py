@@ -177,8 +177,8 @@ def public_profile_text(column: str, text: str, key: Key) -> str:
 _FUSED_KERNELS = """
     allgather_base allreduce alltoall_base causal_conv1d cross_entropy flash_mla_with_kvcache
     fused_add_layer_norm fused_add_rms_norm fused_moe fused_rms_norm_backward gelu_and_mul moe_permute
-    moe_unpermute quantize recv reduce_scatter_base rotary_embedding selective_state_update send silu_and_mul
-    squared_relu
+    moe_unpermute moe_unpermute_backward quantize recv reduce_scatter_base rotary_embedding
+    selective_state_update send silu_and_mul squared_relu
 """
 """Operations of public libraries that have no cost rule but that estimators know by name."""
 _REDUCTIONS = frozenset(

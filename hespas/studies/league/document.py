@@ -87,9 +87,9 @@ class League:
     def memory(self) -> PeakMemoryErrors:
         """Return the errors of the predicted peak memory, for rows that publish their peak memory."""
         return PeakMemoryErrors.of(
-            row.row.predicted.peak_memory_bytes / 2**30 / published - 1
+            row.row.compared_memory_bytes / 2**30 / published - 1
             for row in self.rows
-            if (published := row.row.number_of("peak_memory_gib")) > 0 < row.row.predicted.peak_memory_bytes
+            if (published := row.row.number_of("peak_memory_gib")) > 0 < row.row.compared_memory_bytes
         )
 
 
@@ -226,7 +226,7 @@ def league_document(league: League) -> LeagueDocument:
                 published_low_ms=row.published_low_ms,
                 published_high_ms=row.published_high_ms,
                 relative_error=row.relative_error,
-                peak_memory_gib=predicted.peak_memory_bytes / 2**30,
+                peak_memory_gib=row.row.compared_memory_bytes / 2**30,
                 published_memory_gib=row.row.number_of("peak_memory_gib"),
                 capacity_gib=predicted.capacity_bytes / 2**30,
                 fits=predicted.fits,

@@ -23,6 +23,7 @@ from hespas.fitting.effects import (
     fit_effects,
     scale_posterior,
     share_from_other_cells,
+    single_row_share,
 )
 from hespas.fitting.held_out import weighted_quantiles
 from hespas.graph.columns import BoolArray, FloatArray
@@ -231,8 +232,9 @@ def _correct_by_single_rows(rows: FitRows, groups: TextColumn, complete: BoolArr
     """Return corrections that are fitted to one row of each cell. A cell is the runs of one source on one
     accelerator.
 
-    A ``complete`` row, which needs no assumption, is preferred. The correction of a cell is multiplied by the
-    share (0 to 1) that lowers the errors of the other cells most.
+    A ``complete`` row, which needs no assumption, is preferred. A small error of this row changes nothing,
+    because it may be its own (:func:`hespas.fitting.effects.single_row_share`). The correction of a cell is
+    multiplied by the share (0 to 1) that lowers the errors of the other cells most.
     """
     measured, calibrating = ~np.isnan(rows.log_error), np.zeros(len(rows), np.bool_)
     covariance = rows.covariance()
@@ -245,6 +247,9 @@ def _correct_by_single_rows(rows: FitRows, groups: TextColumn, complete: BoolArr
     prior = np.sqrt(np.diag(fit.covariance))
     mean, deviation = np.zeros(len(rows)), prior.copy()
     cells = list(zip(rows.keys["source"], rows.keys["accelerator"], strict=True))
+    used = {cells[row]: single_row_share(float(rows.log_error[row])) for row in np.flatnonzero(calibrating)}
+    reliable = np.array([used.get(cell, 0.0) for cell in cells])
+    posterior = replace(posterior, mean=posterior.mean * reliable)
     for cell in dict.fromkeys(cells):
         members = np.array([row_cell == cell for row_cell in cells], np.bool_)
         share = share_from_other_cells(rows, posterior.mean, tested, *cell)

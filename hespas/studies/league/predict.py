@@ -273,7 +273,9 @@ def _predicted(task: PredictionTask) -> StepPrediction:
                 path=position,
                 hint="use another `estimator`, such as composite",
             )
-        peak = max(rank.peak_bytes for rank in memory_of(run.model, run.layout, run.training))
+        stages = memory_of(run.model, run.layout, run.training)
+        peak = max(stage.peak_bytes for stage in stages)
+        reserved = max(stage.reserved_bytes for stage in stages)
     except HespasError as error:
         # rows have other numbers in other tables: only a position in the row, or another file, is stored
         is_in_row = error.path in {None, position}
@@ -303,6 +305,7 @@ def _predicted(task: PredictionTask) -> StepPrediction:
         parts=dict(zip(COMPONENTS, step.spent_ns.tolist(), strict=True)),
         path=dict(zip(COMPONENTS, step.path_ns.tolist(), strict=True)),
         peak_memory_bytes=float(peak),
+        reserved_memory_bytes=reserved,
         capacity_bytes=capacity if capacity >= 0 else nan,
         assumed=[RowAssumption(code=code, message=message) for code, message in sorted(messages.items())],
         family="TPU" if device.kind == "tpu" else f"{device.vendor} {device.family}",

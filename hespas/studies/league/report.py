@@ -85,7 +85,7 @@ def row_table(rows: Sequence[EvaluatedRow]) -> Table:
                 row.published_low_ms,
                 row.published_high_ms,
                 row.relative_error,
-                predicted.peak_memory_bytes / 2**30,
+                row.row.compared_memory_bytes / 2**30,
                 row.row.number_of("peak_memory_gib"),
                 predicted.capacity_bytes / 2**30,
                 {True: "true", False: "false", None: ""}[predicted.fits],

@@ -11,6 +11,7 @@ import hespas
 from hespas.generators.llm.feedforward import reached_parts
 from hespas.generators.llm.layout import Layout, RankGroups
 from hespas.generators.llm.model import Experts
+from hespas.generators.llm.settings import Overlap
 from hespas.graph import CollectiveKind
 from hespas.graph.errors import UsageError
 from tests.generators.llm.small_models import MIXTURE, calls, product_flops, step
@@ -79,3 +80,24 @@ def test_what_two_levels_cannot_is_refused(layout: Layout, capacity: float, rule
         step(MIXTURE, layout, capacity=capacity)
     assert caught.value.code == rule
     assert caught.value.hint
+
+
+BESIDE = Overlap(microbatches=True)
+
+
+@pytest.mark.parametrize(("pp", "vp"), [(1, 1), (2, 2)])
+def test_dispatch_beside_another_micro_batch_shortens_a_step(pp: int, vp: int) -> None:
+    layout = Layout(dp=8, pp=pp, vp=vp, ep=8)
+    apart = step(MIXTURE, layout, global_batch=64, seq=2048, launch="whole")
+    beside = step(MIXTURE, layout, global_batch=64, seq=2048, launch="whole", overlap=BESIDE)
+    for kind in (CollectiveKind.ALL_TO_ALL, CollectiveKind.REDUCE_SCATTER):
+        groups = RankGroups(layout).experts if kind is CollectiveKind.ALL_TO_ALL else RankGroups(layout).data
+        counts = [sum(calls(graph, kind, groups)) for graph in (apart.classes[0], beside.classes[0])]
+        assert counts[0] == pytest.approx(counts[1])  # the same communication, at another time
+    times = [hespas.simulate(job, "H100-SXM", system="dgx-h100").step_ns for job in (apart, beside)]
+    assert times[1] < times[0]
+
+
+def test_dispatch_beside_another_micro_batch_needs_virtual_stages() -> None:
+    with pytest.raises(UsageError, match="virtual stages"):
+        step(MIXTURE, Layout(dp=8, pp=2, ep=8), overlap=BESIDE)

@@ -366,3 +366,12 @@ def test_an_account_says_what_fills_the_memory() -> None:
     assert sum(part.size_bytes for part in account.memory) == fullest.peak_bytes
     with pytest.raises(UsageError, match="tensor ranks"):
         replace(step, layout=Layout(tp=3)).account()
+
+
+def test_fsdp_in_a_pipeline_keeps_weights_and_gradients_whole() -> None:
+    settings = training(style="torchtitan", global_batch=64)
+    one, *_ = memory_of(DENSE, Layout(dp=8, pp=2, zero=3), settings)
+    weights = one.parts["gathered weights"]  # in bf16
+    assert one.parts["gradients"] == 2 * weights  # in f32
+    whole = model_parameters(DENSE) / 2
+    assert weights == pytest.approx(2 * whole, rel=0.1)

@@ -171,6 +171,8 @@ IMPOSSIBLE = {
         (("etp", 2), ("expert_node", 8)),
         (("lora_rank", 8), ("overlap.tensor", True)),
         *((("tp", 1), each) for each in (("sequence_parallel", False), ("overlap.tensor", True))),
+        *((("overlap.microbatches", True), each) for each in (("ep", 1), ("sequence_parallel", False))),
+        *((("overlap.microbatches", True), ("schedule", each)) for each in ("gpipe", "zero-bubble")),
         (("pp", 1), ("overlap.pipeline", False)),
         (("cp", 1), ("overlap.context", False)),
     )

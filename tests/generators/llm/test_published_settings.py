@@ -29,9 +29,11 @@ def written(path: Path, row: dict[str, str]) -> Path:
         ("cuda graphs none", "cuda_graphs", "none"),
         ("Communication overlap off (TP, p2p)", "communication_overlap", "off"),
         ("communication overlap for DP, TP", "tensor_overlap", "yes"),
-        ("moe a2a overlap True", "expert_overlap", "yes"),
+        ("moe a2a overlap True", "expert_overlap", "microbatches"),
         ("moe a2a overlap False", "expert_overlap", ""),
         ("CP communication: all-to-all", "context_communication", "all-to-all"),
+        ("dispatcher hybridep", "expert_dispatch", "hybridep"),
+        ("all-to-all dispatcher", "expert_dispatch", "all-to-all"),
         ("expert capacity factor 1.25 with padding", "capacity_factor", "1.25"),
         ("tokens over capacity dropped", "capacity_factor", "dropped"),
         ("no token dropping", "capacity_factor", ""),
@@ -93,3 +95,23 @@ def test_a_value_that_a_column_does_not_have_is_refused(column: str) -> None:
     with pytest.raises(FormatError, match="is 'perhaps'") as caught:
         run_of({**ROW, column: "perhaps"}, "here", Diagnostics())
     assert caught.value.position == f"column {column}"
+
+
+def test_a_recipe_that_is_a_program_keeps_settings_of_the_release_before(tmp_path: Path) -> None:
+    names = ("release", "notes", "precision")
+    rows = [
+        ("26.04", "cuda graphs none", "bf16"),
+        ("26.06", "cuda graphs full_iteration; moe a2a overlap True", "bf16"),
+        ("26.06", "cuda graphs none", "mxfp8"),
+        ("26.08", "dispatcher hybridep; recipe in src/megatron/bridge/perf_recipes/a.py", "bf16"),
+        ("26.08", "recipe in scripts/a.py", "bf16"),
+    ]
+    table = tmp_path / "runs.csv"
+    lines = (",".join([*ROW.values(), *row]) for row in rows)
+    table.write_text("\n".join([",".join([*ROW, *names]), *lines]) + "\n", "utf-8")
+    prepared = tmp_path / "prepared.csv"
+    prepared.write_text(table_with_settings(table), "utf-8")
+    *_, program, script = rows_of(prepared)
+    assert (program["cuda_graphs"], program["expert_overlap"]) == ("all", "microbatches")
+    assert program["expert_dispatch"] == "hybridep"
+    assert script["cuda_graphs"] == ""

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hespas.generators.llm.layout import Layout
-from hespas.generators.llm.schedule import Pass, PassAction, most_in_flight, order_of
+from hespas.generators.llm.schedule import Pass, PassAction, beside_previous, most_in_flight, order_of
 from hespas.generators.llm.settings import ScheduleName
 
 
@@ -102,3 +102,18 @@ def test_values_in_flight(stages: int, micro_batches: int) -> None:
 def test_one_stage_needs_no_schedule() -> None:
     order = order_of("1f1b", Layout(), 0, 2)
     assert [each.kind for each in order] == ["forward", "backward", "forward", "backward"]
+
+
+@given(stages=st.integers(1, 4), chunks=st.integers(1, 3), rounds=st.integers(1, 4))
+def test_passes_beside_each_other_are_of_different_micro_batches(
+    stages: int, chunks: int, rounds: int
+) -> None:
+    layout = Layout(pp=stages, vp=chunks if stages > 1 else 1)
+    for stage in range(stages):
+        order = order_of("interleaved", layout, stage, stages * rounds, beside=True)
+        assert sorted(order) == sorted(order_of("interleaved", layout, stage, stages * rounds))
+        joined = [position for position, joins in enumerate(beside_previous(order)) if joins]
+        for position in joined:
+            before, action = order[position - 1], order[position]
+            assert (before.kind, action.kind) == ("forward", "backward")
+            assert before[1:] != action[1:]

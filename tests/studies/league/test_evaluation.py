@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import isnan
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from hespas.estimators.step_intervals import step_intervals
-from hespas.fitting.effects import factors_of
+from hespas.fitting.effects import factors_of, level_effects
 from hespas.studies.league.evaluation import CALIBRATIONS, Calibration, evaluate_rows, fit_rows_of
 from hespas.studies.league.rows import LeagueRow, Refusal, RowAssumption, StepPrediction
 from hespas.studies.league.summaries import (
@@ -306,3 +308,26 @@ def test_intervals_are_those_of_the_own_source_where_it_has_many_rows() -> None:
     assert width["here"] < 1.4 < width["there"]
     few = evaluate_rows([*calm[:4], *wild], "leave-group-out")
     assert few[0].high_ms / few[0].low_ms > 1.5, "four rows say little"
+
+
+@pytest.mark.parametrize(("kind", "predicted_gib"), [("", 1.0), ("allocated", 1.0), ("reserved", 2.0)])
+def test_memory_is_compared_with_the_kind_that_a_row_publishes(kind: str, predicted_gib: float) -> None:
+    row = made(0, 100.0, peak_memory_gib="1", peak_memory_kind=kind)
+    reserving = replace(row, predicted=structs.replace(row.predicted, reserved_memory_bytes=2.0**31))
+    assert reserving.compared_memory_bytes == predicted_gib * 2**30
+
+
+def test_effects_of_releases_are_those_of_the_rows_and_shrink() -> None:
+    rows = [
+        made(
+            number, 100.0 * (1.1 if number % 2 else 0.9), model=f"model {number % 5}", release=str(number % 2)
+        )
+        for number in range(40)
+    ]
+    old, new = level_effects(fit_rows_of(rows), "release")
+    assert old.keys == ("here", "0")
+    assert (old.n, new.n) == (20, 20)
+    assert 0.85 < old.factor < 0.98
+    assert 1.02 < new.factor < 1.15
+    few = level_effects(fit_rows_of(rows[:2]), "release")
+    assert abs(few[0].factor - 1) < abs(old.factor - 1)
