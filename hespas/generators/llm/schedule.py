@@ -247,10 +247,10 @@ def assemble_step(
     if any(run.beside for run in sequence):
         order = _issue_order(chosen, sequence, base.tolist())
         rows, micro_batch, in_loop = rows[order], micro_batch[order], in_loop[order]
-        place = np.empty_like(order)
-        place[order] = np.arange(len(order))
+        new_row = np.empty_like(order)
+        new_row[order] = np.arange(len(order))
         data, control = (
-            RaggedArray.from_pairs(place[deps.row_ids], place[deps.values], len(rows))
+            RaggedArray.from_pairs(new_row[deps.row_ids], new_row[deps.values], len(rows))
             for deps in (data, control)
         )
     # Keep each dependency once: a data dependency is not a control dependency too.
