@@ -79,7 +79,7 @@ such a gain there is no correction. With `leave-group-out` the held-out rows are
 the fit, and groups of the same accelerator and stack have more weight; an accelerator without rows gets no
 correction. With `one-per-accelerator` the held-out rows are those of other accelerators, each corrected by
 the one row of its own accelerator (a row without assumptions if there is one). Errors of that row of up to
-6 % are taken for its own and correct nothing, and larger ones correct nearly all.
+6 % correct nothing, because they may be its own, and larger ones correct nearly all.
 
 With a calibration the ends of the 90 % intervals are quantiles of the residuals of other groups. Residuals
 of the same source have more weight the more there are: 20 weigh as much as all others.

@@ -201,7 +201,7 @@ _SORTING = ("moe_permute", "moe_unpermute", "moe_unpermute_backward")
 
 
 def _set_experts(graph: OpGraph, device: Device, times: FloatArray) -> IntArray:
-    """Set the times of kernels of experts in ``times``: of matmuls, which are smaller than those of the whole
+    """Set the times of kernels of experts in ``times``: of matmuls, which are smaller than matmuls of a whole
     layer, and of kernels that sort tokens. Return the nodes that sort.
     """
     figures, table = common_shares().experts, graph.contractions

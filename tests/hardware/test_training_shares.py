@@ -20,7 +20,8 @@ def test_every_figure_has_a_source_and_is_a_share(path: Path) -> None:
     assert found.name == path.stem
     keys = {row.source for row in found.attention} | {row.source for row in found.products}
     if isinstance(found, CommonShares):
-        keys |= {found.power.source, found.apart.source}
+        keys |= {found.power.source, found.apart.source, found.experts.source}
+        assert found.experts.sorting <= 1
     assert keys == set(found.sources)
     assert all(found.sources.values())
     assert all(row.backward <= row.forward <= 1 for row in found.attention)

@@ -459,7 +459,7 @@ class _StageAccount:
         backward = [max(self._backward(chunk), key=size_of, default=nothing) for chunk in chunks]
         sizes = [_sum(self._in_flight(chunk)) for chunk in chunks]
         count = min(micro_batches(layout, training), _STEADY * layout.pp)
-        order = order_of(training.schedule, layout, self.stage, count, beside=training.overlap.microbatches)
+        order = order_of(training.schedule, layout, self.stage, count, overlaps=training.overlap.microbatches)
         last_kind = "weights" if any(action.kind == "weights" for action in order) else "backward"
         in_flight = dict.fromkeys(chunks, 0)
         most, peak = -1, (dict(in_flight), nothing)

@@ -56,13 +56,13 @@ class PassAction(NamedTuple):
 
 
 def order_of(
-    name: ScheduleName, layout: Layout, stage: int, micro_batches: int, *, beside: bool = False
+    name: ScheduleName, layout: Layout, stage: int, micro_batches: int, *, overlaps: bool = False
 ) -> list[PassAction]:
     """Return the passes of a stage in the order of a pipeline schedule. A single stage runs each micro-batch
     forward and backward in turn. Schedule ``1f1b`` is interleaved 1F1B if there are several virtual stages.
 
-    ``beside``: a stage is one forward pass further ahead, so that a forward pass and the backward pass after
-    it are of different micro-batches and can run at the same time (:func:`beside_previous`).
+    ``overlaps``: a stage is one forward pass further ahead, so that a forward pass and the backward pass
+    after it are of different micro-batches and can run at the same time (:func:`beside_previous`).
     """
     if layout.pp == 1:
         name = "1f1b"
@@ -79,14 +79,14 @@ def order_of(
             chunk, offset = divmod(within, stages)
             forward.append(PassAction("forward", round_ * stages + offset, chunk))
             backward.append(PassAction("backward", round_ * stages + offset, chunks - 1 - chunk))
-        ahead = 2 * (stages - 1 - stage) + (chunks - 1) * stages + beside
+        ahead = 2 * (stages - 1 - stage) + (chunks - 1) * stages + overlaps
         return _alternate(forward, backward, min(ahead, len(forward)))
     if name == "zero-bubble":
         return _zero_bubble_orders(layout.pp, micro_batches)[stage]
     forward = [PassAction("forward", micro_batch, 0) for micro_batch in range(micro_batches)]
     backward = [PassAction("backward", micro_batch, 0) for micro_batch in range(micro_batches)]
     if layout.pp == 1:
-        return _alternate(forward, backward, min(int(beside), micro_batches))
+        return _alternate(forward, backward, min(int(overlaps), micro_batches))
     if name == "gpipe":
         return forward + backward
     return _alternate(forward, backward, min(layout.pp - 1 - stage, micro_batches))
@@ -197,7 +197,7 @@ class PassInstance(NamedTuple):
     """Execution of a pass in a step: the index of its template (``part``) and its micro-batch (-1: none).
 
     ``kind`` is the name by which other passes refer to it; all variants of a pass have the same name.
-    Consecutive passes whose ``loop`` is True form the body of a loop. A pass with ``beside`` runs at the same
+    Consecutive passes whose ``loop`` is True form the body of a loop. A pass with ``joins`` runs at the same
     time as the previous one.
     """
 
@@ -205,7 +205,7 @@ class PassInstance(NamedTuple):
     kind: str
     micro_batch: int
     loop: bool = False
-    beside: bool = False
+    joins: bool = False
 
 
 class _PassEdges:
@@ -230,7 +230,7 @@ def assemble_step(
 ) -> OpGraph:
     """Return the graph of a step: the passes of ``sequence`` in program order, each after the previous one.
 
-    The nodes of two passes that run beside each other are issued in turn, up to a break of each. Passes
+    The nodes of two passes that run at the same time are issued in turn, up to a break of each. Passes
     marked ``loop`` are the body of a loop of ``trips`` iterations. Dependencies on a micro-batch in
     the loop refer to its last iteration. Message tags increase by ``tag_period`` per micro-batch.
     """
@@ -244,13 +244,13 @@ def assemble_step(
     control = _repeat_deps(template.control_deps, rows, shift, sizes, order_edges)
     micro_batch = np.repeat(np.array([max(run.micro_batch, 0) for run in sequence], np.int64), sizes)
     in_loop = np.repeat(np.array([run.loop for run in sequence], np.bool_), sizes)
-    if any(run.beside for run in sequence):
+    if any(run.joins for run in sequence):
         order = _issue_order(chosen, sequence, base.tolist())
         rows, micro_batch, in_loop = rows[order], micro_batch[order], in_loop[order]
-        place = np.empty_like(order)
-        place[order] = np.arange(len(order))
+        new_row = np.empty_like(order)
+        new_row[order] = np.arange(len(order))
         data, control = (
-            RaggedArray.from_pairs(place[deps.row_ids], place[deps.values], len(rows))
+            RaggedArray.from_pairs(new_row[deps.row_ids], new_row[deps.values], len(rows))
             for deps in (data, control)
         )
     # Keep each dependency once: a data dependency is not a control dependency too.
@@ -281,15 +281,15 @@ def assemble_step(
 def _issue_order(
     chosen: Sequence[PassTemplate], sequence: Sequence[PassInstance], base: list[int]
 ) -> IntArray:
-    """Return the nodes of a step in the order in which they are issued. Of two passes beside each other, the
+    """Return the nodes of a step in the order in which they are issued. Of two passes at the same time, the
     later one is first: a backward pass begins with communication, which the kernels of the forward pass hide.
     """
     pieces: list[IntArray] = []
     for position in range(len(sequence)):
-        if position + 1 < len(sequence) and sequence[position + 1].beside:
+        if position + 1 < len(sequence) and sequence[position + 1].joins:
             continue
         turns: list[list[IntArray]] = []
-        pair = [position, position - 1] if sequence[position].beside else [position]
+        pair = [position, position - 1] if sequence[position].joins else [position]
         for member in pair:
             mine, start = chosen[member], base[member]
             cuts = [0, *(node - mine.start for node in mine.breaks), mine.end - mine.start]
@@ -335,7 +335,7 @@ def _edges_between(
                 raise InvariantError(f"{need.kind} has no port {need.port}")
             edges = order if need.is_order else data
             edges.add(need.node + offset, producer.ports[need.port] + shift[source])
-        if current and not run.beside:
+        if current and not run.joins:
             before, current = current, []
         for follower in (part.head, *part.begins):
             for tail in before if follower >= 0 else ():

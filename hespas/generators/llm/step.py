@@ -100,15 +100,15 @@ def ordered_passes(
 
     ``passes`` may have been written for another stage with equal layers. O(nodes of the step).
     """
-    last, beside = count - 1, training.overlap.microbatches
-    order = order_of(training.schedule, layout, stage, count, beside=beside)
+    last, overlaps = count - 1, training.overlap.microbatches
+    order = order_of(training.schedule, layout, stage, count, overlaps=overlaps)
     sequence: list[PassInstance] = []
     for action, joins in zip(order, beside_previous(order), strict=True):
         special = action.micro_batch == (0 if action.kind == "forward" else last)
         part = passes.part(action.kind, action.chunk, special=special)
-        sequence.append(PassInstance(part, action.kind, action.micro_batch, beside=beside and joins))
+        sequence.append(PassInstance(part, action.kind, action.micro_batch, joins=overlaps and joins))
     trips = 1
-    if layout.pp == 1 and last > 2 and not beside:
+    if layout.pp == 1 and last > 2 and not overlaps:
         trips = last - 1
         body = [run._replace(loop=True) for run in sequence[2:4]]
         sequence = sequence[:2] + body + sequence[-2:]

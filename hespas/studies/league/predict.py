@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cache as cached
 from functools import lru_cache
 from hashlib import sha256
-from math import inf, isclose, nan
+from math import inf, isclose, isnan, nan
 from pathlib import Path
 from typing import NamedTuple
 
@@ -305,7 +305,7 @@ def _predicted(task: PredictionTask) -> StepPrediction:
         parts=dict(zip(COMPONENTS, step.spent_ns.tolist(), strict=True)),
         path=dict(zip(COMPONENTS, step.path_ns.tolist(), strict=True)),
         peak_memory_bytes=float(peak),
-        reserved_memory_bytes=reserved,
+        reserved_memory_bytes=-1.0 if isnan(reserved) else reserved,
         capacity_bytes=capacity if capacity >= 0 else nan,
         assumed=[RowAssumption(code=code, message=message) for code, message in sorted(messages.items())],
         family="TPU" if device.kind == "tpu" else f"{device.vendor} {device.family}",

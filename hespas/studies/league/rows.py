@@ -65,15 +65,15 @@ class StepPrediction(msgspec.Struct, frozen=True, kw_only=True):
     splits the critical path of the step. Both sum to the step time. ``layout`` is a text that is equal for
     rows with equal layouts, even if the rows write them differently. ``level`` is the extrapolation level of
     the device. ``assumed`` lists settings that the row does not have, and assumptions of its estimator.
-    ``reserved_memory_bytes`` is the memory that the allocator reserves at the peak, ``capacity_bytes`` the
-    memory of a device (NaN: unknown).
+    ``reserved_memory_bytes`` is the memory that the allocator reserves at the peak (-1: unknown, because JSON
+    of the cache has no NaN), ``capacity_bytes`` the memory of a device (NaN: unknown).
     """
 
     time_ns: float = nan
     parts: dict[str, float] = {}
     path: dict[str, float] = {}
     peak_memory_bytes: float = nan
-    reserved_memory_bytes: float = nan
+    reserved_memory_bytes: float = -1.0
     capacity_bytes: float = nan
     assumed: list[RowAssumption] = []
     refusal: Refusal | None = None
@@ -125,8 +125,10 @@ class LeagueRow:
         """Return the predicted memory [B] of the kind that the row publishes: at the peak allocated, or
         reserved by the allocator. NaN if unknown.
         """
-        is_reserved = self.cells.get("peak_memory_kind") == "reserved"
-        return self.predicted.reserved_memory_bytes if is_reserved else self.predicted.peak_memory_bytes
+        if self.cells.get("peak_memory_kind") != "reserved":
+            return self.predicted.peak_memory_bytes
+        reserved = self.predicted.reserved_memory_bytes
+        return reserved if reserved >= 0 else nan
 
     def number_of(self, column: str) -> float:
         """Return the number in a cell; NaN if the cell is empty. Raises ``FormatError`` if it is not a

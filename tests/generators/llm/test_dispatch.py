@@ -11,8 +11,8 @@ import hespas
 from hespas.generators.llm.feedforward import reached_parts
 from hespas.generators.llm.layout import Layout, RankGroups
 from hespas.generators.llm.model import Experts
-from hespas.generators.llm.settings import Overlap
-from hespas.graph import CollectiveKind
+from hespas.generators.llm.settings import Overlap, precision_of
+from hespas.graph import CollectiveKind, step_facts
 from hespas.graph.errors import UsageError
 from tests.generators.llm.small_models import MIXTURE, calls, product_flops, step
 
@@ -101,3 +101,14 @@ def test_dispatch_beside_another_micro_batch_shortens_a_step(pp: int, vp: int) -
 def test_dispatch_beside_another_micro_batch_needs_virtual_stages() -> None:
     with pytest.raises(UsageError, match="virtual stages"):
         step(MIXTURE, Layout(dp=8, pp=2, ep=8), overlap=BESIDE)
+
+
+def test_the_host_launches_kernels_of_experts_one_expert_at_a_time() -> None:
+    apart = step(MIXTURE, Layout(), seq=256, precision=precision_of("mxfp8"))
+    facts = step_facts(apart.metadata)
+    assert facts is not None
+    assert facts.separate_experts == 16
+    together = replace(apart, metadata=replace(facts, separate_experts=0).metadata())
+    times = [hespas.simulate(job, "B200-SXM").step_ns for job in (apart, together)]
+    # 5 mixtures: 6 products with 2 conversions of scales each, for 16 experts, of 20 us each at least
+    assert times[0] - times[1] > 5 * 6 * 3 * 15 * 20_000.0 * 0.9

@@ -110,7 +110,7 @@ def test_passes_beside_each_other_are_of_different_micro_batches(
 ) -> None:
     layout = Layout(pp=stages, vp=chunks if stages > 1 else 1)
     for stage in range(stages):
-        order = order_of("interleaved", layout, stage, stages * rounds, beside=True)
+        order = order_of("interleaved", layout, stage, stages * rounds, overlaps=True)
         assert sorted(order) == sorted(order_of("interleaved", layout, stage, stages * rounds))
         joined = [position for position, joins in enumerate(beside_previous(order)) if joins]
         for position in joined:

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from hespas.studies.league.predict import predicted_rows
+
 ROOT = Path(__file__).parents[3]
 _LAYOUT = """
 from hespas.generators.llm.published import run_of
@@ -35,3 +37,17 @@ def test_layouts_are_told_apart_alike_whatever_texts_hash_to() -> None:
         assert one == same != other
         found.add(done.stdout)
     assert len(found) == 1
+
+
+def test_a_prediction_without_reserved_memory_is_read_from_the_cache(tmp_path: Path) -> None:
+    table = tmp_path / "runs.csv"
+    table.write_text(
+        "model,accelerator,num_accelerators,seq_len,global_batch,precision\ngpt-2,H100-SXM,1,1024,1,bf16\n",
+        "utf-8",
+    )
+    (first,) = predicted_rows(table, jobs=1, cache=tmp_path / "cache")
+    (entry,) = [file for file in (tmp_path / "cache").rglob("*") if file.is_file()]
+    written_ns = entry.stat().st_mtime_ns
+    (second,) = predicted_rows(table, jobs=1, cache=tmp_path / "cache")
+    assert second.predicted == first.predicted
+    assert entry.stat().st_mtime_ns == written_ns
