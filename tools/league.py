@@ -175,7 +175,7 @@ release on the step time, fitted to all rows together with the other effects of
 def _releases(league: League) -> Iterator[Sequence[str]]:
     table = fit_rows_of([row.row for row in league.rows if not row.row.predicted.refused])
     several = Counter(
-        source for source, release in set(zip(table.keys["source"], table.keys["release"], strict=True))
+        source for source, _ in set(zip(table.keys["source"], table.keys["release"], strict=True))
     )
     for effect in level_effects(table, "release"):
         source, release = effect.keys

@@ -21,13 +21,13 @@ from hespas.report.texts import count_text, counted, time_text
 __all__ = ["PlanDocument", "PlanProof", "PlanResult", "PlanRow"]
 
 _RECOMPUTED = 0.002
-"""Difference of FLOPs, relative to those of the model, that counts as recomputation."""
+"""Difference of FLOPs, relative to the FLOPs of the model, that counts as recomputation."""
 
 
 class PlanRow(msgspec.Struct, frozen=True, kw_only=True):
     """Simulated layout. ``compute_ns``, ``exposed_comm_ns`` and ``bubble_ns`` (waits for other stages and for
     the host) are means over all ranks; their sum is ``step_ns``. ``hardware_flops_ratio`` is the ratio of all
-    FLOPs to those of the model. ``is_lower_bound``: the step has operations of unknown time, which
+    FLOPs to the FLOPs of the model. ``is_lower_bound``: the step has operations of unknown time, which
     ``lower_bound_reason`` lists. ``basis`` has the shares of the bases of estimates. ``energy_j`` is of all
     devices in a step.
     """

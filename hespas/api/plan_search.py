@@ -182,9 +182,9 @@ class LayoutSearch:
                 continue
             if self.progress:
                 self.progress(simulated, simulated + 1)
-            found = Diagnostics()
-            done = replace(space.job, diagnostics=found).run(step.workload(), None)
-            reason = next((each.message for each in found if each.code == "estimate.missing"), "")
+            findings = Diagnostics()
+            done = replace(space.job, diagnostics=findings).run(step.workload(), None)
+            reason = next((finding.message for finding in findings if finding.code == "estimate.missing"), "")
             row = self._row(space.machine, candidate, done, account, reason)
             if row.price_per_million_tokens > most:
                 dear += 1
@@ -192,7 +192,7 @@ class LayoutSearch:
             simulated += 1
             self.rows.append(row)
             self.values.append(self._own_value(row))
-            self.findings.append(found)
+            self.findings.append(findings)
             if not row.is_lower_bound:
                 may_defer = False
                 queue, deferred = queue + deferred, []

@@ -477,10 +477,12 @@ def level_effects(table: FitRows, name: str) -> list[LevelEffect]:
     """
     effect = next(effect for effect in EFFECTS if effect.name == name)
     fit = fit_effects(table.covariance(), table, ~np.isnan(table.log_error))
-    texts = table.joined_keys(effect.columns)
+    rows: list[int] = fit.rows.tolist()
+    keys_of_row = table.joined_keys(effect.columns)
+    texts = [keys_of_row[row] for row in rows]
     effects: list[LevelEffect] = []
-    for text in sorted({texts[row] for row in fit.rows.tolist()}):
-        has_effect = np.array([texts[row] == text for row in fit.rows.tolist()], np.float64)
+    for text in sorted(set(texts)):
+        has_effect = np.array([other == text for other in texts], np.float64)
         weight = effect.whole**2 * (has_effect @ fit.inverse)
         variance = effect.whole**2 * (1.0 - float(weight @ has_effect))
         factor = float(np.exp(weight @ fit.target))

@@ -121,7 +121,7 @@ class QuantisedType:
 
     @property
     def steps(self) -> tuple[float, float]:
-        """Return the least and the largest number of scales that an element stands for: the stored range
+        """Return the least and the largest number of scales in the value of an element: the stored range
         without the zero points.
         """
         points = self.zero_points or (0,)
@@ -207,10 +207,10 @@ def parse_quantised(encoding: str) -> QuantisedType | None:
     else:
         return None
     end = encoding.find(">", at)
-    found = _scales(encoding[at:end].replace(", ", ",")) if end >= 0 else None
-    if found is None or len(set(axes)) != len(axes) or 0 in sizes:
+    parts = _scales(encoding[at:end].replace(", ", ",")) if end >= 0 else None
+    if parts is None or len(set(axes)) != len(axes) or 0 in sizes:
         return None
-    grid, scales, points = found
+    grid, scales, points = parts
     if len(axes) > 1 or sizes not in {(), (1,)}:
         # MLIR stores scales of blocks in the expressed type and zero points in the storage type. It prints as
         # many digits as distinguish its values, and zero points of unsigned types as signed numbers.

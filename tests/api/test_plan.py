@@ -373,11 +373,12 @@ def test_own_device_files_have_prices_and_unknown_memory(models: dict[str, str],
 
 def test_an_empty_space_names_the_broken_rule(models: dict[str, str]) -> None:
     arguments: dict[str, Any] = {"devices": 8, "hardware": "H100-SXM"}
-    for changes, text in (
+    cases: list[tuple[dict[str, Any], str]] = [
         ({"global_batch": 8, "tp": 99, "pp": 1, "cp": 1}, "tp x cp x pp = 99 does not divide"),
         ({"global_batch": 8, "dp": 4, "tp": 1, "pp": 1, "cp": 1}, "leaves dp = 8"),
         ({"global_batch": 9, "tp": 1, "pp": 1, "cp": 1}, "does not divide a batch of 9"),
         ({"global_batch": 8, "tp": 1, "pp": 1, "cp": 1, "ep": 3}, "ep x etp = 3"),
-    ):
+    ]
+    for changes, text in cases:
         with pytest.raises(UsageError, match=text):
-            hespas.plan(models["dense"], **arguments | changes)
+            hespas.plan(models["dense"], **(arguments | changes))

@@ -14,7 +14,7 @@ product has the traffic of the convolution. On the convolutions in f32 of ``neus
 ``calib``) the median of measured over such an estimate is 1.00 on the A100, 0.94 on the P100 and 0.74 on the
 T4, whose library saves multiplications for most of them; 90 % lie within a factor of e on the A100, from
 which :data:`CONVOLUTION_WIDENING` follows. Implicit products step over the window and, for each of its
-positions, over blocks of channels, of which the last is computed in full: a convolution of 3 channels takes
+positions, over blocks of channels. The last block is computed in full: a convolution of 3 channels takes
 as long as one of a whole block.
 
 Source: Chetlur et al., "cuDNN: Efficient Primitives for Deep Learning", arXiv:1410.0759.

@@ -67,8 +67,8 @@ __all__ = ["Learned", "LoadedModels"]
 
 
 _UNTESTED = 1.0
-"""Least distance of the ends of an interval [log time] on a new device, for models of which no architecture
-was left out: a factor of e.
+"""Least distance of the ends of an interval [log time] on a new device, for models without left-out
+architectures: a factor of e.
 """
 _AS_FITTED = 0.5
 """Octaves beyond the fitted sizes that count as within them in the basis of a time."""
