@@ -145,9 +145,9 @@ def test_messages_show_a_keyword_as_its_option(command: str, name: str) -> None:
 @pytest.mark.parametrize(
     ("command", "words", "message"),
     [
-        ("hespas simulate", "x --jitter=nan", "--jitter nan is less than 0"),
-        ("hespas capture", "m:f --mesh=x=2 --timeout=nan", "--timeout nan is less than"),
-        ("hespas generate random", "--ranks=8 --p2p-share=nan --dry-run", "--p2p-share nan is less than 0"),
+        ("hespas simulate", "x --jitter=nan", "--jitter nan is not a number"),
+        ("hespas capture", "m:f --mesh=x=2 --timeout=nan", "--timeout nan is not a number"),
+        ("hespas generate random", "--ranks=8 --p2p-share=nan --dry-run", "--p2p-share nan is not a number"),
     ],
 )
 def test_messages_name_the_options_of_their_command(command: str, words: str, message: str) -> None:

@@ -51,7 +51,7 @@ def test_an_estimate_of_some_operations_is_a_least_one(
     assert ("at least " in work) == least
     assert ("unknown of work" in work) == (operations == ("my::op",))
     mixed = "mixed: 1 operation with durations recorded on an unknown device, the others estimated"
-    assert (others[0] == mixed) == ("my::op" in operations)
+    assert (mixed in others[:2]) == ("my::op" in operations)
 
 
 def test_a_step_without_any_time_is_unknown(tmp_path: Path) -> None:
@@ -75,4 +75,5 @@ def test_a_simulation_with_recorded_times_is_mixed(tmp_path: Path) -> None:
     whole = _first_line("simulate", _traces(tmp_path / "known", "aten::mm"))
     assert not any(line.startswith("mixed") for line in whole)
     mixed = _first_line("simulate", _traces(tmp_path / "mixed", "aten::mm", "my::op"))
-    assert mixed[1] == "mixed: 1 operation with durations recorded on an unknown device, the others estimated"
+    text = "mixed: 1 operation with durations recorded on an unknown device, the others estimated"
+    assert text in mixed[:3]

@@ -7,7 +7,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hespas.converters import load_format
@@ -82,7 +82,7 @@ return %w : {passed} }} }}"""
 
 
 @given(programs())
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=25)
 def test_random_types_survive_every_format(program: tuple[str, list[str]]) -> None:
     text, types = program
     workload = read_program(text.encode(), "p", ReadOptions(), Diagnostics())

@@ -17,7 +17,7 @@ from hespas.validators.checker import RULES
 from hespas.validators.conformance import Kit, kit_bytes, make_kit, read_kit
 
 SCHEMAS = Path(__file__).parents[3] / "hespas" / "schemas"
-NOT_IN_TRACES = {"GR004", "GR005", "GR006", "GR007", "GR008"}
+NOT_IN_TRACES = {"GR004", "GR005", "GR006", "GR007", "GR008", "GR009"}
 """Rules of tables, loops and tensor types, which a trace cannot break, one that no profile checks, and one
 about attributes of Hespas alone.
 """
