@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,10 +12,12 @@ import msgspec
 import numpy as np
 from msgspec import Struct
 
+from hespas.fitting.learned_parts import PARTS, LearnedPart
 from hespas.fitting.statistics import error_figures
 from hespas.graph.columns import FloatArray
+from hespas.measurements import Measurements, read_measurements
 
-__all__ = ["Case", "Figures", "figures", "parser_of", "summary", "tell", "text"]
+__all__ = ["Case", "Figures", "figures", "parser_of", "summary", "tell", "tell_of_parts", "text"]
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -111,3 +113,29 @@ def tell(every: Iterable[Case], arguments: argparse.Namespace) -> None:
     sys.stdout.write(text(found, before))
     if arguments.json:
         arguments.json.write_bytes(msgspec.json.format(msgspec.json.encode(found)) + b"\n")
+
+
+def tell_of_parts(
+    doc: str | None,
+    cases: Callable[[LearnedPart, Measurements, int], Iterable[Case]],
+    *,
+    rows: int,
+    rows_help: str,
+) -> None:
+    """Print the figures of ``cases`` for each learned part and its table. ``rows`` is the default of the most
+    rows of a device.
+    """
+    parser = parser_of(doc)
+    parser.add_argument("--part", action="append", help="only these models (default: all)")
+    parser.add_argument("--rows", type=int, default=rows, help=rows_help)
+    arguments = parser.parse_args()
+    parts = [part for part in PARTS if not arguments.part or part.name in arguments.part]
+    tell(
+        (
+            case
+            for part in parts
+            for path in sorted(arguments.tables.glob(f"{part.table}.*"))[:1]
+            for case in cases(part, read_measurements(path), arguments.rows)
+        ),
+        arguments,
+    )

@@ -18,21 +18,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 from msgspec.structs import replace as with_fields
 
-from benchmarks.carry_over.figures import Case, parser_of, tell
+from benchmarks.carry_over.figures import Case, tell_of_parts
 from hespas.estimators.interface import OperationModel
 from hespas.estimators.learned.inference import LoadedModels
 from hespas.estimators.learned.serialization import LearnedModel, load_model, shipped_folder
 from hespas.estimators.roofline import Roofline
 from hespas.fitting.learned import with_new_devices
-from hespas.fitting.learned_parts import PARTS, LearnedPart, TrainingRows, rows_for, rows_of_part
+from hespas.fitting.learned_parts import LearnedPart, TrainingRows, rows_for, rows_of_part
 from hespas.fitting.rows import known_variants
 from hespas.hardware import named_device
-from hespas.measurements import Measurements, read_measurements
+from hespas.measurements import Measurements
 
 __all__ = ["cases", "main", "without_devices"]
 
@@ -86,20 +85,9 @@ def cases(part: LearnedPart, table: Measurements, rows: int) -> Iterator[Case]:
                 )
 
 
-def _found(folder: Path, parts: Sequence[LearnedPart], rows: int) -> Iterator[Case]:
-    for part in parts:
-        for path in sorted(folder.glob(f"{part.table}.*"))[:1]:
-            yield from cases(part, read_measurements(path), rows)
-
-
 def main() -> None:
     """Print the figures."""
-    parser = parser_of(__doc__)
-    parser.add_argument("--part", action="append", help="only these models (default: all)")
-    parser.add_argument("--rows", type=int, default=2000, help="rows of each device (default: 2000)")
-    arguments = parser.parse_args()
-    parts = [part for part in PARTS if not arguments.part or part.name in arguments.part]
-    tell(_found(arguments.tables, parts, arguments.rows), arguments)
+    tell_of_parts(__doc__, cases, rows=2000, rows_help="rows of each device (default: 2000)")
 
 
 if __name__ == "__main__":

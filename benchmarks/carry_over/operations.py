@@ -17,20 +17,18 @@ and beside them, as *roofline*, what the data sheets alone say of the same rows.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
-from benchmarks.carry_over.figures import Case, parser_of, tell
+from benchmarks.carry_over.figures import Case, tell_of_parts
 from hespas.estimators.interface import OperationModel
 from hespas.estimators.learned.inference import LoadedModels
 from hespas.estimators.roofline import Roofline
 from hespas.fitting.learned import fit_rows
 from hespas.fitting.learned_bases import beyond_region, swept
 from hespas.fitting.learned_parts import (
-    PARTS,
     LearnedPart,
     rows_for,
     rows_of_part,
@@ -38,7 +36,7 @@ from hespas.fitting.learned_parts import (
 from hespas.fitting.rows import known_variants
 from hespas.graph.columns import BoolArray, IntArray
 from hespas.hardware import device_names, named_device
-from hespas.measurements import Measurements, read_measurements
+from hespas.measurements import Measurements
 
 __all__ = ["cases", "main"]
 
@@ -114,20 +112,9 @@ def cases(part: LearnedPart, table: Measurements, rows: int) -> Iterator[Case]:
         yield from mine.fitted(beyond, names[0] if names else "region")
 
 
-def _found(folder: Path, parts: Sequence[LearnedPart], rows: int) -> Iterator[Case]:
-    for part in parts:
-        for path in sorted(folder.glob(f"{part.table}.*"))[:1]:
-            yield from cases(part, read_measurements(path), rows)
-
-
 def main() -> None:
     """Print the figures."""
-    parser = parser_of(__doc__)
-    parser.add_argument("--part", action="append", help="only these models (default: all)")
-    parser.add_argument("--rows", type=int, default=4000, help="rows of each device in a fit (default: 4000)")
-    arguments = parser.parse_args()
-    parts = [part for part in PARTS if not arguments.part or part.name in arguments.part]
-    tell(_found(arguments.tables, parts, arguments.rows), arguments)
+    tell_of_parts(__doc__, cases, rows=4000, rows_help="rows of each device in a fit (default: 4000)")
 
 
 if __name__ == "__main__":

@@ -26,6 +26,13 @@ if TYPE_CHECKING:
     from hespas.generators.vision import VisionModel, VisionStep
 
 __all__ = [
+    "ExpertCapacity",
+    "ExpertImbalance",
+    "SequenceLength",
+    "StepFramework",
+    "StepLaunch",
+    "StepOverlap",
+    "StepPrecision",
     "collective_benchmark",
     "dit_step",
     "dlrm_step",
@@ -100,12 +107,14 @@ _Exchange = Annotated[
         panel=_LAYOUT,
     ),
 ]
-_Seq = Annotated[PositiveInt, _degree("Set the sequence length in tokens.", _STEP, metavar="TOKENS")]
+SequenceLength = Annotated[
+    PositiveInt, _degree("Set the sequence length in tokens.", _STEP, metavar="TOKENS")
+]
 _GlobalBatch = Annotated[
     NonNegativeInt, _degree("Set sequences per step (0: one micro-batch per data-parallel rank).", _STEP)
 ]
 _MicroBatch = Annotated[PositiveInt, _degree("Set sequences per micro-batch.", _STEP)]
-_Precision = Annotated[
+StepPrecision = Annotated[
     str,
     Option(
         "Set the precision: bf16, fp16, f32 (IEEE), tf32, fp8-*, mxfp8, nvfp4, int8.",
@@ -125,15 +134,15 @@ _Offload = Annotated[
 ]
 _Schedule = Annotated[ScheduleName, Option("Set the pipeline schedule.", panel=_STEP)]
 _Lora = Annotated[NonNegativeInt, _degree("Train LoRA adapters of this rank (0: all weights).", _STEP)]
-_Framework = Annotated[Style, Option("Model the kernels of this framework.", panel=_FRAMEWORK)]
-_Launch = Annotated[
+StepFramework = Annotated[Style, Option("Model the kernels of this framework.", panel=_FRAMEWORK)]
+StepLaunch = Annotated[
     Launch,
     Option(
         "Launch kernels one by one, partly in CUDA graphs, or the whole step as one CUDA graph.",
         panel=_FRAMEWORK,
     ),
 ]
-_Overlap = Annotated[
+StepOverlap = Annotated[
     str,
     Option(
         f"Overlap communication with computation: none, all, or a list of {', '.join(_OVERLAPS)}.",
@@ -141,12 +150,12 @@ _Overlap = Annotated[
         panel=_FRAMEWORK,
     ),
 ]
-_Capacity = Annotated[
+ExpertCapacity = Annotated[
     float,
     AtLeast(0),
     Option("Set the capacity factor of experts (0: dropless).", metavar="X", panel=_FRAMEWORK),
 ]
-_Imbalance = Annotated[
+ExpertImbalance = Annotated[
     float,
     AtLeast(1),
     Option("Set the load of the busiest experts relative to the mean.", metavar="X", panel=_FRAMEWORK),
@@ -204,19 +213,19 @@ def llm_step(
     sequence_parallel: _SequenceParallel = True,
     ring_attention: _Ring = False,
     context_all_to_all: _Exchange = False,
-    seq: _Seq = 4096,
+    seq: SequenceLength = 4096,
     global_batch: _GlobalBatch = 0,
     micro_batch: _MicroBatch = 1,
-    precision: _Precision = "bf16",
+    precision: StepPrecision = "bf16",
     recompute: _Recompute = "none",
     offload: _Offload = "",
     schedule: _Schedule = "1f1b",
     lora_rank: _Lora = 0,
-    framework: _Framework = "megatron",
-    launch: _Launch = "kernels",
-    overlap: _Overlap = "gradients,parameters,pipeline,context",
-    capacity: _Capacity = 0.0,
-    imbalance: _Imbalance = 1.0,
+    framework: StepFramework = "megatron",
+    launch: StepLaunch = "kernels",
+    overlap: StepOverlap = "gradients,parameters,pipeline,context",
+    capacity: ExpertCapacity = 0.0,
+    imbalance: ExpertImbalance = 1.0,
     phase: _Phase = "train",
     batch: _Batch = 1,
     context: _Context = 1024,

@@ -148,7 +148,7 @@ class LayoutSearch:
         Layouts of a machine and an offload whose first step is a lower bound are deferred until another step
         is complete, or until no others are left.
         """
-        total, beyond, dear, simulated = len(queue), 0, 0, 0
+        total, beyond, over_price, simulated = len(queue), 0, 0, 0
         left = self.top * _MOST_MORE
         proven: PlanProof | None = None
         most = inf if self.max_price is None else self.max_price
@@ -162,12 +162,12 @@ class LayoutSearch:
             limit = self._limit(deferred)
             if entry.value > limit:
                 if proven is None:
-                    proven = PlanProof(total, beyond, dear, len(queue) + 1, simulated, limit)
+                    proven = PlanProof(total, beyond, over_price, len(queue) + 1, simulated, limit)
                 left -= 1
                 if len(self.rows) >= self.top or left < 0:
                     break
             if entry.price > most:
-                dear += 1
+                over_price += 1
                 continue
             space = spaces[entry.space]
             candidate = space.candidates[entry.layout]
@@ -187,7 +187,7 @@ class LayoutSearch:
             reason = next((finding.message for finding in findings if finding.code == "estimate.missing"), "")
             row = self._row(space.machine, candidate, done, account, reason)
             if row.price_per_million_tokens > most:
-                dear += 1
+                over_price += 1
                 continue
             simulated += 1
             self.rows.append(row)
@@ -205,7 +205,7 @@ class LayoutSearch:
                     is_alike = (other.space, training.optimizer_offload) == kind
                     (deferred if is_alike else queue).append(other)
             heapify(queue)
-        return proven or PlanProof(total, beyond, dear, 0, simulated, self._limit(()))
+        return proven or PlanProof(total, beyond, over_price, 0, simulated, self._limit(()))
 
     def _candidates(self, machine: Machine, failed: dict[int, str]) -> list[Candidate]:
         inner = machine.system.dimensions[0].size if machine.system and machine.system.dimensions else 8
@@ -241,8 +241,8 @@ class LayoutSearch:
     def _row(
         self, machine: Machine, candidate: Candidate, done: Simulation, account: Account, reason: str
     ) -> PlanRow:
-        """Return the figures of a simulated layout. Times of parts are means over all ranks. ``reason`` says
-        why the step is a lower bound, if it is one.
+        """Return the figures of a simulated layout. Times of parts are means over all ranks. ``reason`` is
+        the cause of a step that is only a lower bound.
         """
         line = done.timeline
         compute_ns = float(np.nanmean(line.resource_ns("compute")))

@@ -9,21 +9,29 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any
 
 from hespas.api.arguments import checked, hardware_option
-from hespas.api.generators import llm_step
+from hespas.api.generators import (
+    ExpertCapacity,
+    ExpertImbalance,
+    SequenceLength,
+    StepFramework,
+    StepLaunch,
+    StepOverlap,
+    StepPrecision,
+    llm_step,
+)
 from hespas.api.grid_rows import with_scaled_links
 from hespas.api.io import opened_program
 from hespas.api.plan_result import PlanResult
 from hespas.api.plan_search import LayoutSearch, Machine, Objective
 from hespas.api.systems import sized_for
 from hespas.generators.llm.model_file import named_model
-from hespas.generators.llm.settings import Style
 from hespas.generators.llm.space import AXES
 from hespas.generators.llm.step import training_facts
 from hespas.graph import Diagnostics, Workload, step_facts
-from hespas.graph.errors import UnsupportedError, UsageError, clipped
-from hespas.graph.hints import DEVICE, AtLeast, AtMost, NonNegativeInt, Option, PositiveInt
+from hespas.graph.errors import FormatError, UnsupportedError, UsageError, clipped
+from hespas.graph.hints import DEVICE, AtLeast, AtMost, NonNegativeInt, Option
 from hespas.graph.progress import Progress
-from hespas.graph.workload import Launch, StepFacts
+from hespas.graph.workload import StepFacts
 from hespas.hardware import Device, System, load_device
 from hespas.hardware.prices import Prices, read_prices
 
@@ -118,31 +126,8 @@ _Links = Annotated[
         default_text="1",
     ),
 ]
-_Seq = Annotated[PositiveInt, Option("Set the sequence length in tokens.", metavar="TOKENS", panel=_STEP)]
 _GlobalBatch = Annotated[
     NonNegativeInt, Option("Set sequences per step (0: as in `source`).", metavar="N", panel=_STEP)
-]
-_Precision = Annotated[
-    str,
-    Option(
-        "Set the precision: bf16, fp16, f32, tf32, fp8-*, mxfp8, nvfp4, int8.", metavar="NAME", panel=_STEP
-    ),
-]
-_Framework = Annotated[Style, Option("Model the kernels of this framework.", panel=_STEP)]
-_Launch = Annotated[
-    Launch, Option("Launch kernels one by one, partly in CUDA graphs, or as one CUDA graph.", panel=_STEP)
-]
-_Overlap = Annotated[
-    str,
-    Option("Overlap communication with computation: none, all, or a list.", metavar="LIST", panel=_STEP),
-]
-_Capacity = Annotated[
-    float, AtLeast(0), Option("Set the capacity factor of experts (0: dropless).", metavar="X", panel=_STEP)
-]
-_Imbalance = Annotated[
-    float,
-    AtLeast(1),
-    Option("Set the load of the busiest experts relative to the mean.", metavar="X", panel=_STEP),
 ]
 _Recompute = Annotated[
     _Words,
@@ -216,14 +201,14 @@ def plan(
     hardware: _Hardware = None,
     system: _System = None,
     link_bandwidth: _Links = 1.0,
-    seq: _Seq = 4096,
+    seq: SequenceLength = 4096,
     global_batch: _GlobalBatch = 0,
-    precision: _Precision = "bf16",
-    framework: _Framework = "megatron",
-    launch: _Launch = "kernels",
-    overlap: _Overlap = "gradients,parameters,pipeline,context",
-    capacity: _Capacity = 0.0,
-    imbalance: _Imbalance = 1.0,
+    precision: StepPrecision = "bf16",
+    framework: StepFramework = "megatron",
+    launch: StepLaunch = "kernels",
+    overlap: StepOverlap = "gradients,parameters,pipeline,context",
+    capacity: ExpertCapacity = 0.0,
+    imbalance: ExpertImbalance = 1.0,
     dp: Annotated[_Numbers, _axis("numbers of data-parallel ranks")] = None,
     tp: Annotated[_Numbers, _axis("numbers of tensor-parallel ranks")] = None,
     pp: Annotated[_Numbers, _axis("numbers of pipeline stages")] = None,
@@ -273,9 +258,13 @@ def plan(
         raise UsageError("a model or `source` is required", hint="name a model: hespas generate llm --list")
     facts: StepFacts | None = None
     if source is not None:
-        _, workload = opened_program(source, None, None, sink)
+        try:
+            _, workload = opened_program(source, None, None, sink)
+        except FormatError as error:
+            error.hint = "name a step made by `hespas generate llm MODEL --out FILE`"
+            raise
         model, global_batch, facts = _recovered(workload, seq, global_batch)
-    if "microbatches" in overlap or overlap == "all":
+    if "microbatches" in overlap.split(","):
         raise UnsupportedError(
             "layouts whose token dispatch overlaps another micro-batch have no lower bound",
             hint="leave microbatches out of `overlap`",
