@@ -175,9 +175,10 @@ class Workload:
         """The first rank of each class, -1 for a class without ranks."""
         if self._is_constant:
             return tuple(0 if row == self.rank_class[0] else -1 for row in range(len(self.classes)))
-        classes, firsts = np.unique(self.rank_class, return_index=True)
-        first_of: dict[int, int] = dict(zip(classes.tolist(), firsts.tolist(), strict=True))
-        return tuple(first_of.get(row, -1) for row in range(len(self.classes)))
+        firsts = np.full(len(self.classes) + 1, -1, np.int64)  # the last is for ABSENT
+        # The last of several assignments to one index holds, so that a descending order leaves the first rank.
+        firsts[self.rank_class[::-1]] = np.arange(self.num_ranks - 1, -1, -1)
+        return tuple(firsts[:-1].tolist())
 
     def ranks_of(self, index: int) -> IntArray:
         """Return the ranks of one class, ascending."""

@@ -86,7 +86,8 @@ def compare_columns(before: Workload, after: Workload) -> list[ColumnResult]:
     if before.num_ranks != after.num_ranks:
         changed_ranks = abs(before.num_ranks - after.num_ranks)
     else:
-        changed_ranks = int((_first_ranks(before) != _first_ranks(after)).sum())
+        is_equal = np.array_equal(before.rank_class, after.rank_class)
+        changed_ranks = 0 if is_equal else int((_first_ranks(before) != _first_ranks(after)).sum())
     facts, others = _facts(before), _facts(after)
     lost = sum(others.get(key) != value for key, value in facts.items())
     per_class = [_compare_graphs(left, right) for left, right in _class_pairs(before, after)]
@@ -142,9 +143,7 @@ def _first_ranks(workload: Workload) -> IntArray:
     """Return for each rank the first rank of its class, which identifies the class even if its number
     changes.
     """
-    first = np.full(len(workload.classes) + 1, workload.num_ranks, np.int64)  # the last is for ABSENT
-    np.minimum.at(first, workload.rank_class, np.arange(workload.num_ranks))
-    return first[workload.rank_class]
+    return workload.by_rank(np.array([*workload.first_ranks, workload.num_ranks]))
 
 
 def _compare_graphs(before: OpGraph, after: OpGraph) -> list[ColumnResult]:
