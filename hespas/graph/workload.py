@@ -176,7 +176,7 @@ class Workload:
         if self._is_constant:
             return tuple(0 if row == self.rank_class[0] else -1 for row in range(len(self.classes)))
         firsts = np.full(len(self.classes) + 1, -1, np.int64)  # the last is for ABSENT
-        # The last of several assignments to one index holds, so that a descending order leaves the first rank.
+        # The last assignment to an index holds, so that a descending order leaves the first rank.
         firsts[self.rank_class[::-1]] = np.arange(self.num_ranks - 1, -1, -1)
         return tuple(firsts[:-1].tolist())
 
