@@ -11,7 +11,7 @@
 Only rows of split ``calib`` or without a split are fitted. All files are written after the last fit, so that
 no fit reads the output of another fit of the same run. A fit with unchanged figures keeps its date. Steps
 without data are skipped and reported. ``--check`` writes nothing and compares with the files that ship.
-``--only scores`` evaluates the learned models again without fitting them.
+``--only scores`` evaluates the learned models again, also on left-out devices, without fitting their trees.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ from hespas.estimators.step_intervals import DATA as STEP_INTERVALS
 from hespas.estimators.systolic.lines import LINES_FOLDER
 from hespas.fitting.collectives import fit_collectives
 from hespas.fitting.device_forms import fit_device
-from hespas.fitting.learned import fit_learned, with_errors
-from hespas.fitting.learned_parts import PARTS
+from hespas.fitting.learned import fit_learned, with_errors, with_new_devices
+from hespas.fitting.learned_parts import PARTS, rows_for, rows_of_part
 from hespas.fitting.systolic import fit_lines
 from hespas.graph.errors import FormatError
 from hespas.hardware import Device, Fit, device_names, load_device
@@ -158,7 +158,8 @@ def _learned(inputs: FitInputs, *, is_fitted: bool = True) -> Iterator[Files]:
         if is_fitted:
             model = fit_learned(part, table, seed=inputs.seed)
         else:
-            model = load_model(folder / f"{part.name}.json")
+            rows = rows_for(part, table.take(rows_of_part(part, table)).part("calib"))
+            model = with_new_devices(load_model(folder / f"{part.name}.json"), rows, seed=inputs.seed)
         card, trees = model_bytes(with_errors(part, model, LoadedModels([model]), table))
         yield {folder / f"{part.name}.json": card, folder / f"{part.name}.npz": trees}
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import reduce
 from math import isnan
+from typing import Literal
 
 import numpy as np
 
@@ -24,6 +25,7 @@ __all__ = [
     "MachineRates",
     "Parameter",
     "Values",
+    "carried_values",
     "hit_share",
     "machine_of",
     "soft_max",
@@ -52,6 +54,10 @@ class Parameter:
     ``varies`` is False for parameters that are set before the fit and not changed by it. ``absent`` is the
     value for older fits that do not have the parameter (NaN: all fits have it). Parameters that are shares of
     a peak are at most 1.
+
+    ``carries`` is how a fitted value changes for a device with other rates: a *clock* value is a time of
+    compute units, a *loads* value is proportional to the cache's bandwidth over the memory's, and a *hits*
+    value is 1 less than such a value. Other values stay.
     """
 
     name: str
@@ -61,6 +67,7 @@ class Parameter:
     varies: bool = True
     absent: float = np.nan
     width: float = 1.5
+    carries: Literal["", "clock", "loads", "hits"] = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +81,7 @@ class MachineRates:
     activations to the number format of the matmul. ``lane_flops_per_ns`` is the f32 rate of the vector units,
     which compute addresses and conversions for every format. ``array`` describes matrix units that are
     systolic arrays. ``tiles`` is True if the device stores tensors in whole tiles
-    (:mod:`hespas.operations.tiles`).
+    (:mod:`hespas.operations.tiles`). ``clock_hz`` is the highest clock of the compute units.
     """
 
     flops_per_ns: float
@@ -90,6 +97,7 @@ class MachineRates:
     lane_flops_per_ns: float = np.nan
     array: SystolicArray | None = None
     tiles: bool = False
+    clock_hz: float = np.nan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,7 +144,30 @@ def machine_of(device: Device, kind: str, scheme: str) -> MachineRates:
         lane_flops_per_ns=rate_flops_per_s(device, "f32", matrix=False) / 1e9,
         array=device.systolic,
         tiles=device.kind == "tpu",
+        clock_hz=device.boost_clock_hz,
     )
+
+
+def carried_values(form: Form, values: Values, fitted: MachineRates, machine: MachineRates) -> Values:
+    """Return the parameters of a form that was fitted on a device with the rates ``fitted``, for a device
+    with the rates ``machine``.
+
+    Times of compute units scale with the inverse of the clock. Rates of loads that a cache serves scale with
+    the bandwidth of the cache, of which the form knows the ratio to the memory's. An unknown clock leaves the
+    values.
+    """
+    slower = 1.0 if isnan(fitted.clock_hz / machine.clock_hz) else fitted.clock_hz / machine.clock_hz
+    faster = machine.cache_rate / fitted.cache_rate
+    carried = dict(values)
+    for parameter in form.parameters:
+        value = carried.get(parameter.name, np.nan)
+        if parameter.carries == "clock":
+            carried[parameter.name] = value * slower
+        elif parameter.carries == "loads":
+            carried[parameter.name] = value * faster
+        elif parameter.carries == "hits":
+            carried[parameter.name] = max((1 + value) * faster - 1, 0.0)
+    return carried
 
 
 def soft_max(sharpness: float, *times: FloatArray) -> FloatArray:

@@ -334,7 +334,8 @@ class Device:
     ``fits_of`` names the shipped device whose fits also apply to this one (empty: none). ``own_lines`` are
     the fits of the estimator ``systolic`` in the file; they are separate because they cover the same classes.
     ``learned_models`` are absolute paths of the cards of its own learned models. ``tdp_w`` is the sustained
-    power limit of the board, in watts.
+    power limit of the board, in watts. ``boost_clock_hz`` is the highest clock of the compute units (NaN:
+    unknown).
     """
 
     name: str
@@ -361,6 +362,8 @@ class Device:
     learned_models: tuple[str, ...] = ()
     tdp_w: float = nan
     tdp_source: str = ""
+    boost_clock_hz: float = nan
+    boost_clock_source: str = ""
     arch: str = ""
 
     @property
@@ -440,6 +443,8 @@ class _DeviceFile(TomlRow, frozen=True, kw_only=True):
     learned_models: tuple[Text, ...] = ()
     tdp_w: PositiveOrNan = nan
     tdp_source: Text = ""
+    boost_clock_hz: PositiveOrNan = nan
+    boost_clock_source: Text = ""
 
 
 def read_device(path: Path) -> Device:
@@ -547,6 +552,7 @@ _SOURCE_OF = {
     "energy_pj_per_flop": "energy_source",
     "energy_pj_per_byte": "energy_source",
     "tdp_w": "tdp_source",
+    "boost_clock_hz": "boost_clock_source",
 }
 """Optional figures, and the keys of their sources: both are given, or neither."""
 
@@ -591,6 +597,11 @@ def device_to_toml(device: Device, *, folder: Path | None = None) -> str:
         lines.append("allow_sparse = true")
     if device.tdp_source:
         lines += [f"tdp_w = {scalar(device.tdp_w)}", f"tdp_source = {scalar(device.tdp_source)}"]
+    if device.boost_clock_source:
+        lines += [
+            f"boost_clock_hz = {scalar(device.boost_clock_hz)}",
+            f"boost_clock_source = {scalar(device.boost_clock_source)}",
+        ]
     if device.fits_of:
         lines.append(f"fits_of = {scalar(device.fits_of)}")
     if device.learned_models:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from math import isnan
+from math import isnan, nan
 
 import numpy as np
 import pytest
@@ -12,17 +12,20 @@ from hypothesis import strategies as st
 
 from hespas.estimators.collective_links import TUNED
 from hespas.estimators.forms import (
+    DECODE,
     FORMS,
     FORMS_OF_KIND,
     Form,
     MachineRates,
+    Values,
+    carried_values,
     form_time_ns,
     hit_share,
     machine_of,
     soft_max,
 )
 from hespas.estimators.kernels import EVERY_FORM, PRODUCTS
-from hespas.hardware import load_device
+from hespas.hardware import load_device, named_device
 from hespas.hardware.device_fits import FORM_PARAMETERS, LATER_PARAMETERS
 from hespas.operations import KINDS, Labels, Operations, build
 
@@ -252,3 +255,36 @@ def test_the_reader_of_device_files_knows_the_parameters_of_every_form() -> None
         }
         assert {name: set(known.get(name, ())) for name in own} == own
     assert set(FORM_PARAMETERS) - set(EVERY_FORM) == {PRODUCTS, TUNED}
+
+
+def _carried(form: Form, fitted: str, device: str) -> tuple[Values, Values]:
+    values = {parameter.name: parameter.start for parameter in form.parameters}
+    one, other = (machine_of(named_device(name), "matmul", "bf16") for name in (fitted, device))
+    return values, carried_values(form, values, one, other)
+
+
+@pytest.mark.parametrize("form", FORMS.values(), ids=lambda form: form.name)
+def test_parameters_stay_on_a_device_with_equal_rates(form: Form) -> None:
+    values, carried = _carried(form, "A100-SXM-80GB", "A100-SXM-80GB")
+    assert carried == pytest.approx(values)
+
+
+def test_parameters_carry_over_by_the_clock_and_the_bandwidth_of_the_cache() -> None:
+    """A100: 1.41 GHz, and a cache of 7,220 GB/s by a memory of 2,039; L40S: 2.52 GHz, 5,779 by 864."""
+    clock, faster = 1.41 / 2.52, (5779 / 864) / (7220 / 2039)
+    values, carried = _carried(DECODE, "A100-SXM-80GB", "L40S")
+    changed = {name for name, value in carried.items() if value != values[name]}
+    starts = {"piece_start_ns", "group_start_ns", "split_ns"}
+    assert changed == starts | {"key_ns", "group_key_ns", "limit_key_ns", "cache_gain"}
+    assert carried["piece_start_ns"] == pytest.approx(values["piece_start_ns"] * clock)
+    assert 1 + carried["cache_gain"] == pytest.approx((1 + values["cache_gain"]) * faster)
+    values, carried = _carried(FORMS["tiles"], "A100-SXM-80GB", "L40S")
+    assert carried["unit_load"] == pytest.approx(values["unit_load"] * faster)
+
+
+def test_an_unknown_clock_leaves_the_parameters() -> None:
+    values = {parameter.name: parameter.start for parameter in DECODE.parameters}
+    machine = machine_of(named_device("A100-SXM-80GB"), "matmul", "bf16")
+    unknown = replace(machine, clock_hz=nan)
+    assert carried_values(DECODE, values, machine, unknown) == pytest.approx(values)
+    assert carried_values(DECODE, values, unknown, machine) == pytest.approx(values)

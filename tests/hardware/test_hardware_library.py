@@ -102,7 +102,7 @@ def test_sources_resolve_and_are_all_used(device: Device) -> None:
     used |= {key for link in device.links for key in (link.source, link.latency_source)}
     used |= {device.launch_overhead_source}
     used |= {device.systolic.source} if device.systolic else set()
-    used |= {device.tdp_source} | {peak.energy_source for peak in device.peaks}
+    used |= {device.tdp_source, device.boost_clock_source} | {peak.energy_source for peak in device.peaks}
     used |= {memory.energy_source for memory in device.memories}
     used -= {""}
     assert used == {source.key for source in device.sources}

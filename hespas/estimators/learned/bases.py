@@ -23,7 +23,7 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from hespas.estimators.forms import FORMS, form_time_ns, machine_of
+from hespas.estimators.forms import FORMS, carried_values, form_time_ns, machine_of
 from hespas.graph.columns import FloatArray
 from hespas.hardware import ANY, Device, device_names, named_device
 from hespas.operations import Operations, timed_with_events
@@ -246,6 +246,10 @@ class BaseIndex:
                 form = FORMS[base.form]
                 values = {entry.name: entry.absent for entry in form.parameters if not isnan(entry.absent)}
                 values |= dict(zip(self._parameters[base.form], base.parameters, strict=True))
+                fitted = None if base.hardware == device.name else measured_device(base.hardware)
+                if fitted is not None:
+                    rates = machine_of(fitted, labels[0], labels[2])
+                    values = dict(carried_values(form, values, rates, machine))
                 if not as_timed and timed_with_events(base.variant):
                     starts = [name for name in ("t0_ns", "group_t0_ns") if name in values]
                     values |= {name: min(values[name], MOST_START_NS) for name in starts}
