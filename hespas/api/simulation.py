@@ -157,6 +157,15 @@ _Overlay = Annotated[
         panel=OUTPUT,
     ),
 ]
+_MemorySnapshot = Annotated[
+    str | Path | None,
+    Option(
+        "Write the allocations of each rank class as FILE.pickle for PyTorch's memory viewer.",
+        metavar="FILE",
+        panel=OUTPUT,
+        access="writes",
+    ),
+]
 _Mode = Annotated[
     Mode,
     Option(
@@ -225,6 +234,7 @@ def simulate(
     launches: _Launches = True,
     timeline: _Timeline = None,
     overlay: _Overlay = (),
+    memory_snapshot: _MemorySnapshot = None,
     overwrite: bool = False,
     format: SourceFormat = None,  # noqa: A002 # the word users know
     options: ReadingProgram = None,
@@ -252,13 +262,14 @@ def simulate(
     for those of ``system`` (:func:`hespas.simulator.astra.simulate_astra`). Raises ``CheckFailedError`` if
     ranks never finish, ``UsageError`` for an unknown name, ``UnsupportedError`` for a profile without device
     events, and what :func:`check_timeline` and :func:`read_profiles` raise for ``timeline`` and ``overlay``.
+    ``memory_snapshot`` raises ``UnsupportedError`` if no rank class states the results of its operations.
 
     Examples:
         >>> done = hespas.simulate("samples/mlp.mlir", "H100-SXM")
         >>> f"{done.step_ns:,.0f} ns, {done.interval_ns[0]:,.0f} to {done.interval_ns[1]:,.0f} ns"
         '18,885 ns, 9,254 to 29,517 ns'
     """
-    from hespas.api.simulation_job import AstraRequest, Scheduling, StepJob, TimelineFile
+    from hespas.api.simulation_job import AstraRequest, Scheduling, StepFiles, StepJob
 
     if simulator == "astra-sim":
         if astra_bin is None:
@@ -278,7 +289,8 @@ def simulate(
     files = (system_config, network_config, memory_config)
     request = AstraRequest(mode, scheduler, *files, backend, queues_per_dim, astra_bin, astra_timeout)
     overlays = [overlay] if isinstance(overlay, str | Path | Profile) else list(overlay)
-    written = TimelineFile(None if timeline is None else Path(timeline), overlays, overwrite)
+    paths = [None if path is None else Path(path) for path in (timeline, memory_snapshot)]
+    written = StepFiles(paths[0], paths[1], overlays, overwrite)
     sink = diagnostics if diagnostics is not None else Diagnostics()
     job = StepJob(hardware, estimator, granularity, on_unknown, sink, progress)
     return job.of_source(source, (format, options), request, written, system)

@@ -54,15 +54,15 @@ from hespas.simulator.astra import (
 from hespas.simulator.astra.configuration import FILE_NAMES, astra_sim_files
 from hespas.simulator.astra.external import DEFAULT_TIMEOUT_S, AstraBinary, run_external
 from hespas.simulator.job.matching import Protocol
-from hespas.simulator.memory import RankMemory, memory_by_class
+from hespas.simulator.memory import RankMemory, memory_by_class, snapshot_bytes
 from hespas.simulator.network import Network, on_system
 from hespas.simulator.results import throughput_of, warn_of_rates
 
 __all__ = [
     "AstraRequest",
     "Scheduling",
+    "StepFiles",
     "StepJob",
-    "TimelineFile",
     "aligned",
     "check_timeline",
     "write_timeline",
@@ -138,17 +138,17 @@ class StepJob:
         source: str | Path | Workload | Profile,
         reading: tuple[str | None, ReadOptions | None],
         request: AstraRequest,
-        timeline: TimelineFile,
+        files: StepFiles,
         system: str | Path | System | None,
     ) -> SimulationResult:
         """Simulate a workload, a profile, or a file of either; ``reading`` has the format and read options of
-        a file. The ASTRA-sim arguments of ``request`` and the ``timeline`` file are checked before the source
-        is read.
+        a file. The ASTRA-sim arguments of ``request`` and the ``files`` to write are checked before the
+        source is read.
         """
         astra = request.checked_job(system)
-        timeline.check()
+        files.check()
         name, workload = opened_program(source, *reading, self.diagnostics)
-        measured = timeline.profiles(self.diagnostics)
+        measured = files.profiles(self.diagnostics)
         if self.on_unknown == "error":
             refuse_global(workload)
         sized = sized_for(system, workload.num_ranks)
@@ -164,7 +164,7 @@ class StepJob:
         else:
             simulation = job.run_astra(workload, astra.options(sized, self.diagnostics), astra.binary)
         result = job.result(name, simulation, measured)
-        timeline.write(result, measured)
+        files.write(result, measured)
         return result
 
     def timed(
@@ -325,18 +325,29 @@ class StepJob:
 
 
 @dataclass(frozen=True, slots=True)
-class TimelineFile:
-    """File for the simulated timeline, if one is requested, with the measured profiles that are drawn next to
-    it.
+class StepFiles:
+    """Requested files of a step: the simulated timeline, with the measured profiles ``overlays`` that are
+    drawn next to it, and the memory snapshot.
     """
 
-    path: Path | None
+    timeline: Path | None
+    memory_snapshot: Path | None
     overlays: Sequence[str | Path | Profile]
     overwrite: bool
 
     def check(self) -> None:
-        """Check that the timeline can be written; raises what :func:`hespas.api.check_timeline` raises."""
-        check_timeline(self.path, overlay=bool(self.overlays), overwrite=self.overwrite)
+        """Check that the files can be written; raises what :func:`hespas.api.check_timeline` raises, and
+        ``OutputError`` for a snapshot that exists (without ``overwrite``) or is no snapshot.
+        """
+        check_timeline(self.timeline, overlay=bool(self.overlays), overwrite=self.overwrite)
+        path = self.memory_snapshot
+        if path is not None:
+            check_destination(path, overwrite=self.overwrite)
+            if path.exists() and is_recognised(path):
+                raise OutputError(
+                    "holds a workload or a measured profile, not an earlier snapshot", path=str(path),
+                    hint="choose another file",
+                )  # fmt: skip
 
     def profiles(self, diagnostics: Diagnostics) -> list[Profile]:
         """Return the measured profiles, which are read if they are files."""
@@ -346,17 +357,30 @@ class TimelineFile:
         return measured
 
     def write(self, result: SimulationResult, measured: Sequence[Profile]) -> None:
-        """Write the timeline file, if one is requested."""
-        if self.path:
+        """Write the requested files."""
+        if self.timeline:
             write_timeline(
                 result.timeline,
                 result.workload,
-                self.path,
+                self.timeline,
                 overlay=measured,
                 hardware=result.hardware,
                 overwrite=self.overwrite,
                 diagnostics=result.diagnostics,
             )
+        if self.memory_snapshot:
+            if not result.memory:
+                raise UnsupportedError(
+                    "no memory snapshot: no rank class states the sizes and readers of its results",
+                    path=result.source,
+                    hint="simulate a StableHLO or HLO program, or a generated workload, in mode hespas",
+                )
+            content = snapshot_bytes(result.memory, result.workload)
+
+            def fill(temporary: Path) -> None:
+                temporary.write_bytes(content)
+
+            write_atomically(self.memory_snapshot, fill, overwrite=self.overwrite, directory=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -80,6 +80,8 @@ def simulate(call: Call, *, compare: _Compare = None) -> None:
     timeline, overlay, report = call["timeline"], call.several("overlay"), call["folder"]
     if timeline:
         check_apart("--timeline", timeline, call.files("reads"))
+    if call["memory_snapshot"]:
+        check_apart("--memory-snapshot", call["memory_snapshot"], call.files("reads"))
     api.check_timeline(timeline, overlay=bool(overlay), overwrite=call.overwrite)
     call.check_report(REPORT_FILES)
     changes: dict[str, Any] = {"overlay": _overlay_profiles(overlay)} if overlay else {}

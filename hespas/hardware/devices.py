@@ -571,17 +571,9 @@ def _check_sources(row: Mapping[str, object], where: str, known: Mapping[str, st
 
 
 _SCALARS = (
-    "name",
-    "vendor",
-    "family",
-    "kind",
-    "description",
-    "units",
-    "unit_name",
-    "launch_overhead_ns",
-    "launch_overhead_source",
-    "subbyte_storage",
-)
+    "name", "vendor", "family", "kind", "description", "units", "unit_name",
+    "launch_overhead_ns", "launch_overhead_source", "subbyte_storage",
+)  # fmt: skip
 
 
 def device_to_toml(device: Device, *, folder: Path | None = None) -> str:
@@ -595,13 +587,9 @@ def device_to_toml(device: Device, *, folder: Path | None = None) -> str:
     lines.append(f"aliases = [{', '.join(scalar(alias) for alias in device.aliases)}]")
     if any(peak.density == "sparse" for peak in device.peaks):
         lines.append("allow_sparse = true")
-    if device.tdp_source:
-        lines += [f"tdp_w = {scalar(device.tdp_w)}", f"tdp_source = {scalar(device.tdp_source)}"]
-    if device.boost_clock_source:
-        lines += [
-            f"boost_clock_hz = {scalar(device.boost_clock_hz)}",
-            f"boost_clock_source = {scalar(device.boost_clock_source)}",
-        ]
+    for name in ("tdp_w", "boost_clock_hz"):
+        if source := getattr(device, _SOURCE_OF[name]):
+            lines += [f"{name} = {scalar(getattr(device, name))}", f"{_SOURCE_OF[name]} = {scalar(source)}"]
     if device.fits_of:
         lines.append(f"fits_of = {scalar(device.fits_of)}")
     if device.learned_models:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from hespas.simulator.memory.buffers import Moments, in_order, in_time
+from hespas.simulator.memory.snapshot import snapshot_bytes
 from hespas.simulator.memory.use import (
+    Allocations,
     LiveValue,
     MemoryUse,
     ProgramBytes,
@@ -13,6 +15,7 @@ from hespas.simulator.memory.use import (
 )
 
 __all__ = [
+    "Allocations",
     "LiveValue",
     "MemoryUse",
     "Moments",
@@ -22,4 +25,5 @@ __all__ = [
     "in_time",
     "memory_by_class",
     "memory_use",
+    "snapshot_bytes",
 ]

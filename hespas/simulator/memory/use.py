@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import isnan, nan
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
 
@@ -28,7 +28,15 @@ from hespas.simulator.memory.values import (
     values_of,
 )
 
-__all__ = ["LiveValue", "MemoryUse", "ProgramBytes", "RankMemory", "memory_by_class", "memory_use"]
+__all__ = [
+    "Allocations",
+    "LiveValue",
+    "MemoryUse",
+    "ProgramBytes",
+    "RankMemory",
+    "memory_by_class",
+    "memory_use",
+]
 
 
 _LISTED, _MOST_SAMPLES = 10, 1_000
@@ -49,6 +57,46 @@ class ProgramBytes(NamedTuple):
     results: float
     donated: float
     peak: float = nan
+
+
+class Allocations(NamedTuple):
+    """Buffers in the order of their allocation; columns of shape ``(allocations,)``.
+
+    ``node`` is the node that writes the buffer first; ``-1 - i`` is memory without a node that has the name
+    ``others[i]``. ``first`` and ``end`` are positions in the order of starts and ends of nodes: the buffer is
+    allocated at ``first`` and freed at ``end``, before others are allocated there. An ``end`` after the last
+    position is a buffer that is not freed.
+    """
+
+    node: IntArray
+    size_bytes: FloatArray
+    first: IntArray
+    end: IntArray
+    others: tuple[str, ...] = ()
+
+    @classmethod
+    def of_buffers(cls, values: ProgramValues, buffers: list[Buffer], places: int) -> Self:
+        """Return the allocations of buffers. ``places`` is the number of positions."""
+        rows: list[tuple[int, int, int, float]] = []
+        for buffer in buffers:
+            if not buffer.inside and buffer.size_bytes > 0:
+                lives = [(0, places - 1)] if buffer.reserved else buffer.lives
+                node = values.values[buffer.values[0]].node
+                rows += [(first, node, last + 1, buffer.size_bytes) for first, last in lives]
+        rows.sort()
+        firsts, nodes, ends = (np.array([row[column] for row in rows], np.int64) for column in range(3))
+        return cls(nodes, np.array([row[3] for row in rows], np.float64), firsts, ends)
+
+    def with_others(self, sizes: Mapping[str, float], places: int) -> Allocations:
+        """Return the allocations after memory without a node, which exists throughout."""
+        sizes = {name: size for name, size in sizes.items() if size > 0}
+        return Allocations(
+            node=np.concatenate([-1 - np.arange(len(sizes)), self.node]),
+            size_bytes=np.concatenate([list(sizes.values()), self.size_bytes]),
+            first=np.concatenate([np.zeros(len(sizes), np.int64), self.first]),
+            end=np.concatenate([np.full(len(sizes), places), self.end]),
+            others=tuple(sizes),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +132,8 @@ class MemoryUse:
     ``held_bytes[i]`` is the memory in use after the ``i``-th start or end of a node, in their order.
     ``held_ns[i]`` is the time of this start or end (empty if times are unknown). ``contents`` divides
     ``held_bytes`` at the positions ``sample``, which include the peak, by kind of content: parameters,
-    constants, results, temporaries of each operation class, and buffers without a node.
+    constants, results, temporaries of each operation class, and buffers without a node. ``allocations`` are
+    the buffers that are counted.
     """
 
     peak_bytes: float
@@ -103,6 +152,7 @@ class MemoryUse:
     held_ns: FloatArray
     sample: IntArray
     contents: Mapping[str, FloatArray]
+    allocations: Allocations
     unlisted_bytes: float = 0.0
 
     @property
@@ -165,6 +215,7 @@ def memory_use(
         unknown=use.unknown if isnan(program_bytes.peak) else 0,
         held_bytes=use.held_bytes + (program_bytes.parameters + outputs + unlisted),
         contents=contents,
+        allocations=use.allocations.with_others(throughout, len(use.held_bytes)),
     )
 
 
@@ -230,6 +281,7 @@ def _figures(
         held_ns=when.time_ns,
         sample=sample,
         contents=_contents(graph, values, buffers, sample),
+        allocations=Allocations.of_buffers(values, buffers, len(held)),
     )
 
 
