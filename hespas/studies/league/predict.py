@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache as cached
 from functools import lru_cache
 from hashlib import sha256
@@ -21,14 +22,16 @@ from hespas.files.processes import pool
 from hespas.files.trust import file_in_folder_of
 from hespas.files.user_folders import cache_folder
 from hespas.fitting.effects import COMPONENTS
-from hespas.generators.llm.memory import memory_of
+from hespas.generators.llm.layout import check_layout
+from hespas.generators.llm.memory import StageMemory, memory_of
 from hespas.generators.llm.model import Experts, LatentAttention, Mamba
 from hespas.generators.llm.published import MODELS, NOTES_IGNORED, PublishedRun, has_only_notes, run_of
+from hespas.generators.llm.settings import recompute_of
 from hespas.graph import Diagnostics
 from hespas.graph.diagnostics import Severity
 from hespas.graph.errors import BoundaryError, FormatError, HespasError, OutputError, UnsupportedError
 from hespas.graph.progress import Progress
-from hespas.hardware import device_files, load_device, load_system, own_system_file, resolve_reference
+from hespas.hardware import Device, device_files, load_device, load_system, own_system_file, resolve_reference
 from hespas.studies.league.rows import (
     NEEDED,
     LeagueRow,
@@ -265,6 +268,7 @@ def _predicted(task: PredictionTask) -> StepPrediction:
         device = load_device(resolve_reference(task.table, task.device, "column accelerator"))
         network = task.cells.get("network", "")
         system = load_system(resolve_reference(task.table, network, "column network")) if network else None
+        run, stages = _fitting_run(run, device, position, diagnostics)
         step, num_untimed, step_diagnostics = _step(settings_of(run, device, task.estimator, system))
         diagnostics.extend(step_diagnostics)
         if not 0 < step.time_ns < inf:
@@ -273,7 +277,6 @@ def _predicted(task: PredictionTask) -> StepPrediction:
                 path=position,
                 hint="use another `estimator`, such as composite",
             )
-        stages = memory_of(run.model, run.layout, run.training)
         peak = max(stage.peak_bytes for stage in stages)
         reserved = max(stage.reserved_bytes for stage in stages)
     except HespasError as error:
@@ -313,6 +316,37 @@ def _predicted(task: PredictionTask) -> StepPrediction:
         layout=layout_text(run),
         level=device_level("training", device),
     )
+
+
+def _fitting_run(
+    run: PublishedRun, device: Device, position: str, diagnostics: Diagnostics
+) -> tuple[PublishedRun, Sequence[StageMemory]]:
+    """Return the run and the memory of its stages. If its memory exceeds the memory of the device, and the
+    row does not state which layers are recomputed, the fewest layers per stage with which it fits are
+    recomputed.
+    """
+    capacity = device.main_memory.capacity_bytes
+    layers = len(run.model.layers)
+
+    def recomputing(count: int) -> tuple[PublishedRun, Sequence[StageMemory]]:
+        recompute = recompute_of(f"full:{count}") if count else run.training.recompute
+        changed = replace(run, training=replace(run.training, recompute=recompute))
+        return changed, memory_of(changed.model, changed.layout, changed.training)
+
+    def is_beyond(count: int) -> bool:
+        return max(stage.peak_bytes for stage in recomputing(count)[1]) > capacity
+
+    check_layout(run.model, run.layout, run.training)
+    is_stated = run.row.get("recompute", "").casefold() not in {"", "not stated"}
+    if is_stated or capacity < 0 or not is_beyond(0) or is_beyond(layers):
+        return recomputing(0)
+    count = bisect_left(range(layers + 1), True, key=lambda number: not is_beyond(number))
+    message = (
+        f"the run does not fit {device.name} without recomputation, which the row does not state: "
+        f"{count} layers of each stage are recomputed, the fewest with which it fits"
+    )
+    diagnostics.warning("row.recompute-to-fit", position, message)
+    return recomputing(count)
 
 
 def layout_text(run: PublishedRun) -> str:

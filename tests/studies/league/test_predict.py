@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from hespas.studies.league.predict import predicted_rows
+from hespas.studies.league.rows import LeagueRow
 
 ROOT = Path(__file__).parents[3]
 _LAYOUT = """
@@ -37,6 +38,42 @@ def test_layouts_are_told_apart_alike_whatever_texts_hash_to() -> None:
         assert one == same != other
         found.add(done.stdout)
     assert len(found) == 1
+
+
+def _runs(folder: Path, recompute: str, devices: int) -> LeagueRow:
+    table = folder / "runs.csv"
+    table.write_text(
+        "model,accelerator,num_accelerators,tp,seq_len,global_batch,micro_batch,fsdp,precision,recompute\n"
+        f"Llama-3-8B,H100-SXM,{devices},1,8192,16,2,zero1,bf16,{recompute}\n",
+        "utf-8",
+    )
+    (row,) = predicted_rows(table, jobs=1, cache=folder / "cache")
+    return row
+
+
+def test_the_fewest_layers_that_fit_are_recomputed_if_the_row_does_not_state_any(tmp_path: Path) -> None:
+    """The layers are stated again as settings: one layer less does not fit."""
+    row = _runs(tmp_path, "", 8)
+    (message,) = (entry.message for entry in row.predicted.assumed if entry.code == "row.recompute-to-fit")
+    count = int(message.split(": ")[1].split()[0])
+    assert 1 < count <= 32
+    assert row.predicted.fits is True
+    stated = _runs(tmp_path, f"full block {count}", 8)
+    assert stated.predicted.time_ns == row.predicted.time_ns
+    assert stated.predicted.peak_memory_bytes == row.predicted.peak_memory_bytes
+    fewer = _runs(tmp_path, f"full block {count - 1}", 8)
+    assert fewer.predicted.fits is False
+    assert fewer.predicted.time_ns < row.predicted.time_ns
+    assert {"memory.beyond-device"} <= {entry.code for entry in fewer.predicted.assumed}
+    assert _runs(tmp_path, "none", 8).predicted.fits is False
+
+
+def test_a_run_that_never_fits_is_predicted_as_it_is_stated(tmp_path: Path) -> None:
+    row = _runs(tmp_path, "", 1)
+    codes = {entry.code for entry in row.predicted.assumed}
+    assert "memory.beyond-device" in codes
+    assert "row.recompute-to-fit" not in codes
+    assert row.predicted.time_ns == _runs(tmp_path, "none", 1).predicted.time_ns
 
 
 def test_a_prediction_without_reserved_memory_is_read_from_the_cache(tmp_path: Path) -> None:
