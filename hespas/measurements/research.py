@@ -37,7 +37,8 @@ _AICONFIGURATOR = "github.com/ai-dynamo/aiconfigurator at 095f58a5, Apache-2.0, 
 _GATED = 3.0
 _NOT_GATED = 2.0
 
-_NORMS = frozenset({"layer_norm", "rms_norm", "softmax"})
+_NORMS = frozenset({"batch_norm", "group_norm", "layer_norm", "rms_norm", "softmax"})
+_POOLS = frozenset({"avg_pool", "max_pool", "reduce_window"})
 
 
 _ReadTable = Callable[[Columns], MeasuredRows]
@@ -96,7 +97,9 @@ def _vectors(
 def _vector_kind(name: str) -> str:
     if name in _NORMS:
         return "normalization"
-    return {"max_pool": "pooling", "embedding": "gather"}.get(name, "vector")
+    if name in _POOLS:
+        return "pooling"
+    return "gather" if name == "embedding" else "vector"
 
 
 @_table("NeuSight operations", "hardware op b h m n k latency_us", _NEUSIGHT)

@@ -45,6 +45,7 @@ from hespas.estimators.learned.extrapolation import (
     shares_of_trees,
     tree_columns,
     widening,
+    widening_of_layout,
 )
 from hespas.estimators.learned.rising import raised
 from hespas.estimators.learned.selection import ModelSelection, OperationLabels, select_model
@@ -403,7 +404,7 @@ def _predict_times(
     above = np.array([margin.high for margin in of_class])[row]
     low = np.minimum(model.forests["low"].predict(columns) - below, 0.0)
     high = np.maximum(model.forests["high"].predict(columns) + above, 0.0)
-    wider = widening(card, beyond)
+    wider = widening(card, beyond) + widening_of_layout(part, device)
     with np.errstate(over="ignore"):  # far beyond the fitted sizes an end may be infinite
         times[:, rows] = base * np.exp(np.stack((middle, middle + low - wider, middle + high + wider)))
     octaves[rows] = beyond
