@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from hespas.graph.columns import FloatArray
+from hespas.graph.columns import BoolArray, FloatArray
 from hespas.measurements.columns import Columns
 from hespas.measurements.tidy import (
     Dialect,
@@ -24,7 +24,7 @@ from hespas.measurements.tidy import (
     usual_flops,
     usual_passes,
 )
-from hespas.operations import Labels, Operations, build, canonical_op, chosen, element_bytes
+from hespas.operations import Labels, Operations, build, canonical_op, chosen, element_bytes, numbered
 from hespas.operations.tiles import TILED, padding_of_shape
 
 __all__ = ["RESEARCH_TABLES"]
@@ -195,6 +195,8 @@ _AITER_EXPERTS = {
     "int8 int8": "a8w8",
 }
 """Number formats of AITER's experts, by the element types of activations and weights."""
+_FEW_TOKENS = 64.0
+"""Number of tokens up to which a layer of experts reads more weights with more tokens."""
 
 
 @_table("AITER mixture of experts", "token model_dim inter_dim expert use_g1u1", _ROCM)
@@ -211,7 +213,27 @@ def _aiter_moe(columns: Columns) -> MeasuredRows:
         matrices=np.where(gated, 3.0, 2.0),
         variant=columns.joined("q_type"),
     )
-    return measured_rows(ops, columns.numbers("latency_us"))
+    rows = measured_rows(ops, columns.numbers("latency_us"))
+    return replace(rows, contradicts=_copied_over_tokens(rows, columns.texts("hardware", "")))
+
+
+def _copied_over_tokens(rows: MeasuredRows, hardware: Labels) -> BoolArray:
+    """Return a mask of rows whose time is that of the same layer with another number of tokens, shape
+    ``(rows,)``. O(rows log rows).
+
+    Tables of the MI308X state one time for 1 to 16 tokens and one for 2048 to 32768, measured at one of them:
+    the arithmetic of 32768 tokens would exceed the peak of the matrix units. Of small numbers the largest is
+    kept, whose experts' weights the time covers, and of others the smallest.
+    """
+    dims = (size for name, size in rows.ops.dims.items() if name != "tokens")
+    labels = (rows.ops.scheme.row, rows.ops.variant.row, hardware.row)
+    of_time = numbered([*labels, *dims, rows.duration_ns])
+    tokens = rows.ops.dim("tokens")
+    fewest, most = np.full((2, len(tokens)), np.inf) * np.array([[1.0], [-1.0]])
+    np.minimum.at(fewest, of_time, tokens)
+    np.maximum.at(most, of_time, tokens)
+    kept = np.where(most <= _FEW_TOKENS, most, fewest)[of_time]
+    return tokens != kept
 
 
 @_table("TPU v4 products", "m n k module_us n_exec", _SCALE_SIM)
