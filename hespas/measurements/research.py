@@ -233,7 +233,7 @@ def _copied_over_tokens(rows: MeasuredRows, hardware: Labels) -> BoolArray:
     np.minimum.at(fewest, of_time, tokens)
     np.maximum.at(most, of_time, tokens)
     kept = np.where(most <= _FEW_TOKENS, most, fewest)[of_time]
-    return tokens != kept
+    return np.asarray(tokens != kept, np.bool_)
 
 
 @_table("TPU v4 products", "m n k module_us n_exec", _SCALE_SIM)

@@ -32,8 +32,12 @@ from hespas.estimators.learned.bases import (
 )
 from hespas.estimators.learned.equivalents import (
     CONVOLUTION_WIDENING,
+    EXPERTS_WIDENING,
+    as_8_bit_experts,
     as_deeper_products,
     as_products,
+    of_4_bit_experts,
+    roof_beyond_8_bits_ns,
     runs_on_tf32,
     wider_output_ns,
     without_library,
@@ -260,10 +264,10 @@ def _predict_all(
     """Return the times by sets of models. Operations that no model covers are predicted by equivalent
     operations.
     """
-    deep, convolved = runs_on_tf32(ops, device), without_library(ops)
-    rest = np.setdiff1d(np.arange(len(ops)), np.concatenate((deep, convolved)))
+    deep, convolved, narrow = runs_on_tf32(ops, device), without_library(ops), of_4_bit_experts(ops)
+    rest = np.setdiff1d(np.arange(len(ops)), np.concatenate((deep, convolved, narrow)))
     answer = _LearnedTimes.unknown(len(ops))
-    for rows, equivalent in ((rest, None), (deep, _TF32), (convolved, _CONVOLUTIONS)):
+    for rows, equivalent in ((rest, None), (deep, _TF32), (convolved, _CONVOLUTIONS), (narrow, _EXPERTS)):
         if not len(rows):
             continue
         part = ops.take(rows) if len(rows) < len(ops) else ops
@@ -300,7 +304,19 @@ def _predict_convolutions(
     return replace(products, times=products.times * factors)
 
 
+def _predict_experts(
+    sets: Sequence[_ModelSet], ops: Operations, device: Device, diagnostics: Diagnostics | None
+) -> _LearnedTimes:
+    wider = as_8_bit_experts(ops)
+    said = _predict_in_turn(sets, wider, device, diagnostics)
+    with np.errstate(invalid="ignore"):
+        times = said.times[0] + roof_beyond_8_bits_ns(ops, wider, device)
+        ends = np.exp(EXPERTS_WIDENING * np.array([[0.0], [-1.0], [1.0]])) * said.times / said.times[0]
+    return replace(said, times=times * ends)
+
+
 _TF32 = _Equivalent(_predict_tf32, "matmul f32 on TF32 units: estimated as bf16 of twice the depth")
+_EXPERTS = _Equivalent(_predict_experts, "experts {}: estimated as experts of 8 bits")
 _CONVOLUTIONS = _Equivalent(_predict_convolutions, "convolution {}: estimated as equivalent products")
 
 

@@ -7,6 +7,8 @@ import pytest
 
 from hespas.estimators import load_estimator
 from hespas.estimators.learned.extrapolation import distances
+from hespas.estimators.rates import peak_times
+from hespas.graph.columns import FloatArray
 from hespas.hardware import load_device
 from hespas.operations import Labels, build
 
@@ -30,3 +32,22 @@ def test_sizes_of_unmeasured_alignment_widen_intervals_on_tpus(name: str, least:
     said = load_estimator("learned").predict(ops, load_device(name))
     aligned, unaligned = np.log(said.high_ns / said.low_ns)
     assert least < unaligned - aligned < most
+
+
+@pytest.mark.parametrize("name", ["MI300X", "MI355X"])
+def test_experts_of_4_bits_take_the_time_of_8_bits_less_what_the_data_sheet_saves(name: str) -> None:
+    device, tokens = load_device(name), np.array([1.0, 8.0, 64.0, 512.0, 4096.0])
+    one = np.ones(len(tokens))
+    times: list[FloatArray] = []
+    for scheme in ("a4w4_mxfp4", "a8w8_fp8"):
+        ops = build.mixtures_of_experts(
+            Labels.constant(scheme, len(tokens)),
+            op=Labels.constant("balanced", len(tokens)),
+            tokens=tokens, hidden=7168 * one, inter=2048 * one, topk=8 * one, experts=256 * one,
+            tensor_parallel=8 * one, expert_parallel=one, matrices=3 * one,
+        )  # fmt: skip
+        said = load_estimator("learned").predict(ops, device)
+        peaks = peak_times(ops, device)
+        times.append(said.duration_ns - np.fmax(peaks.arithmetic_ns, peaks.memory_ns))
+        assert np.isfinite([said.low_ns, said.duration_ns, said.high_ns]).all()
+    np.testing.assert_allclose(*times, rtol=0.02)
