@@ -104,7 +104,7 @@ _BATCH_NORMS = tuple(
 )
 """Batch norms of PyTorch (Normalization.cuh): a group of threads per channel, which reads single elements."""
 _FLOPS_OF_INFERENCE = 4.5
-"""FLOPs per element between those of inference, 4, and those of training or of gradients, 8 and more."""
+"""FLOPs per element: inference takes 4, training and gradients take 8 and more."""
 _PASSES_OF_TRAINING = 1.5
 """Traffic of a batch norm that computes statistics, relative to one read and one write."""
 _FUSED = ("fusion",)

@@ -341,7 +341,7 @@ def _set_attention(graph: OpGraph, kind: SmallIntArray, dims: dict[str, FloatArr
     for node, op_id, types in zip(nodes.tolist(), graph.op_id[nodes].tolist(), operands, strict=True):
         alike.setdefault((op_id, *types[:2]), []).append(node)
     for (_, *types), rows in alike.items():
-        sizes = _attention_sizes(graph, rows[0], types) or _packed_sizes(graph, flops, rows[0], types)
+        sizes = _attention_sizes(graph, flops, rows[0], types)
         if sizes is None:
             if graph.op_name(rows[0]).startswith(_LATENT_ATTENTION):
                 kind[rows] = _CODE["attention.generation"]
@@ -374,39 +374,31 @@ def _set_experts(graph: OpGraph, kind: SmallIntArray, dims: dict[str, FloatArray
             dims[name][node] = size
 
 
-def _attention_sizes(graph: OpGraph, node: int, types: Sequence[int]) -> tuple[float, ...] | None:
+def _attention_sizes(
+    graph: OpGraph, flops: FloatArray, node: int, types: Sequence[int]
+) -> tuple[float, ...] | None:
     """Return batch, query and key lengths, heads, key heads and head size of an attention node; None if its
     operands lack them.
+
+    Operands of three dimensions are sequences that are packed in (tokens, heads, size). The FLOPs state their
+    mean number of keys per query. If prompts with twice as many tokens, of which each sees the ones before
+    it, fit into the tokens, these are assumed; otherwise one new token per sequence.
     """
     shapes = [graph.types.shape(row) for row in types]
-    if len(shapes) < 2 or any(len(shape) != 4 or -1 in shape or 0 in shape for shape in shapes):
+    ranks = {len(shape) for shape in shapes}
+    if len(shapes) < 2 or ranks not in ({3}, {4}) or any(-1 in shape or 0 in shape for shape in shapes):
         return None
+    if ranks == {3}:
+        (tokens, heads, head_dim), (_, kv_heads, _) = shapes
+        keys = float(flops[node]) / (4 * tokens * heads * head_dim)
+        length = 2 * keys if 2 * keys <= tokens else 1.0
+        found = (tokens / length, length, max(length, keys), heads, kv_heads, head_dim)
+        return tuple(map(float, found)) if keys >= 1 else None
     (batch, q_heads, q_len, head_dim), (_, k_heads, k_len, _) = shapes
     name = graph.op_name(node)
     if "scaled_dot_product" not in name:  # entry points of libraries take (batch, length, heads, size)
         q_heads, q_len, k_heads, k_len = q_len, q_heads, k_len, k_heads
     return tuple(float(size) for size in (batch, q_len, k_len, q_heads, k_heads, head_dim))
-
-
-def _packed_sizes(
-    graph: OpGraph, flops: FloatArray, node: int, types: Sequence[int]
-) -> tuple[float, ...] | None:
-    """Return the sizes of :func:`_attention_sizes` for sequences that are packed in (tokens, heads, size);
-    None for other operands.
-
-    The FLOPs state the mean number of keys per query. If prompts with twice as many tokens, of which each
-    sees the ones before it, fit into the tokens, these are assumed; otherwise one new token per sequence.
-    """
-    shapes = [graph.types.shape(row) for row in types[:2]]
-    if len(shapes) < 2 or any(len(shape) != 3 or -1 in shape or 0 in shape for shape in shapes):
-        return None
-    (tokens, heads, head_dim), (_, kv_heads, _) = shapes
-    keys = float(flops[node]) / (4 * tokens * heads * head_dim)
-    if not keys >= 1:
-        return None
-    if 2 * keys > tokens:
-        return float(tokens), 1.0, keys, float(heads), float(kv_heads), float(head_dim)
-    return tokens / (2 * keys), 2 * keys, 2 * keys, float(heads), float(kv_heads), float(head_dim)
 
 
 def group_sizes(graph: OpGraph, *, num_ranks: int) -> FloatArray:

@@ -19,8 +19,8 @@ as long as one of a whole block.
 
 Source: Chetlur et al., "cuDNN: Efficient Primitives for Deep Learning", arXiv:1410.0759.
 
-Layers of experts with activations and weights of 4 bits, of which no table has rows, become layers of 8 bits.
-Their time beyond the roofline (routing, quantising, tiles of few tokens) is that of 8 bits.
+Layers of experts with activations and weights of 4 bits, which no table has, become layers of 8 bits. Their
+time beyond the roofline (routing, quantising, tiles of few tokens) is that of 8 bits.
 """
 
 from __future__ import annotations
