@@ -362,7 +362,7 @@ def _fill_times(
 
     times = raised(model.card.family, fitted, times, predict_halves, measured=accepts_jumps)
     answer.reasons["sizes, FLOPs, bytes or the peak are unknown"] += int(np.isnan(times[0]).sum())
-    answer.times[:, rows] = within_roof(times, fitted, device)
+    answer.times[:, rows] = within_roof(times, ops.take(rows), device)
     basis = Labels.choice((MEASURED_BASIS, BEYOND_RANGE), (beyond > _AS_FITTED).astype(np.int64))
     if not chosen[0].is_fitted_device:
         references = [selection.references for selection in chosen]
