@@ -82,7 +82,9 @@ softmaxes (``_SHORT_ROWS``); other norms start a group for each row.
 _SHORT_ROWS = ("softmax", "log_softmax", "softmax_backward_data", "log_softmax_backward_data")
 _LENGTH = 0.75
 """Exponent of the cost of longer rows: more of their groups of threads are active at once."""
-_WALKS_ALWAYS = ("bounds_check_indices", "cat", "stack")
+_WALKS_ALWAYS = ("cat", "stack")
+_CHECKS, _WALKS_OF_CHECK = ("bounds_check_indices",), 4.0
+"""Checks of indices read an index, the offsets of its bag and the size of its table, one after the other."""
 _SHORTENED = ("f32", "f32_full")
 _WALKS_OF_ROW = 2.0
 """Number of passes of a normalisation over a row that cannot be read in vectors: for its statistics, for its
@@ -143,6 +145,7 @@ def _columns(ops: Operations, machine: MachineRates) -> Columns:
     ragged &= ~of_channels
     strided = (np.nan_to_num(ops.dim(STRIDED)) > 0) | always
     walks = np.where(ragged | trains, _WALKS_OF_ROW, np.where(strided | of_channels, 1.0, 0.0))
+    walks = np.where(_are(ops.op, _CHECKS), _WALKS_OF_CHECK, walks)
     # Gathers that sum read whole rows in vectors: their work is that of all rows, not of the sums.
     summed = np.where(_are(ops.kind, ("gather",)), np.nan_to_num(ops.flops), 0.0)
     walks = np.where(summed > rows * columns, 0.0, walks)
