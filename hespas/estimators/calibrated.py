@@ -335,7 +335,7 @@ class FitIndex:
         for name in (op, ANY) if quantizing else ():
             if fits := self._fits(kind, name, quantizing, variant):
                 return _FitSelection(fits=fits, scheme=quantizing, quantizing=True)
-        return self._stand_in(kind, names, scheme, variant)
+        return self.stand_in(kind, names, scheme, variant)
 
     def _common_kernel(self, kind: str, names: Sequence[str], scheme: str) -> _FitSelection | None:
         """Return the fit for an operation whose kernel all devices of the vendor have in common. A measured
@@ -398,7 +398,7 @@ class FitIndex:
                 return _FitSelection(fits=fits, scheme=other, assumed=("calibrated.other-scheme", text))
         return None
 
-    def _stand_in(self, kind: str, names: Sequence[str], scheme: str, variant: str) -> _FitSelection | None:
+    def stand_in(self, kind: str, names: Sequence[str], scheme: str, variant: str) -> _FitSelection | None:
         """Return the fits of the nearest measured operation: in kinds that stream their data, the same
         operation or kind in another variant, else another operation. The last choice is the fit of the whole
         chip.

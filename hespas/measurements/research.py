@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from hespas.graph.columns import BoolArray, FloatArray
+from hespas.graph.columns import FloatArray
 from hespas.measurements.columns import Columns
 from hespas.measurements.tidy import (
     Dialect,
@@ -214,26 +214,18 @@ def _aiter_moe(columns: Columns) -> MeasuredRows:
         variant=columns.joined("q_type"),
     )
     rows = measured_rows(ops, columns.numbers("latency_us"))
-    return replace(rows, contradicts=_copied_over_tokens(rows, columns.texts("hardware", "")))
-
-
-def _copied_over_tokens(rows: MeasuredRows, hardware: Labels) -> BoolArray:
-    """Return a mask of rows whose time is that of the same layer with another number of tokens, shape
-    ``(rows,)``. O(rows log rows).
-
-    Tables of the MI308X state one time for 1 to 16 tokens and one for 2048 to 32768, measured at one of them:
-    the arithmetic of 32768 tokens would exceed the peak of the matrix units. Of small numbers the largest is
-    kept, whose experts' weights the time covers, and of others the smallest.
-    """
-    dims = (size for name, size in rows.ops.dims.items() if name != "tokens")
-    labels = (rows.ops.scheme.row, rows.ops.variant.row, hardware.row)
+    # Tables of the MI308X state one time for 1 to 16 tokens of a layer and one for 2048 to 32768, measured at
+    # one of them: 32768 tokens would exceed the peak of the matrix units. Of small numbers the largest is
+    # left, whose experts' weights the time covers, and of others the smallest.
+    dims = [size for name, size in ops.dims.items() if name != "tokens"]
+    labels = (ops.scheme.row, ops.variant.row, columns.texts("hardware", "").row)
     of_time = numbered([*labels, *dims, rows.duration_ns])
-    tokens = rows.ops.dim("tokens")
-    fewest, most = np.full((2, len(tokens)), np.inf) * np.array([[1.0], [-1.0]])
+    tokens = ops.dim("tokens")
+    fewest, most = np.full(len(tokens), np.inf), np.zeros(len(tokens))
     np.minimum.at(fewest, of_time, tokens)
     np.maximum.at(most, of_time, tokens)
-    kept = np.where(most <= _FEW_TOKENS, most, fewest)[of_time]
-    return np.asarray(tokens != kept, np.bool_)
+    measured = np.where(most <= _FEW_TOKENS, most, fewest)[of_time]
+    return replace(rows, contradicts=np.asarray(tokens != measured, np.bool_))
 
 
 @_table("TPU v4 products", "m n k module_us n_exec", _SCALE_SIM)

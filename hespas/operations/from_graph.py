@@ -28,6 +28,7 @@ __all__ = [
     "element_types_of",
     "group_sizes",
     "operations_of",
+    "scattered_elements",
     "single_products",
 ]
 
@@ -117,7 +118,7 @@ def operations_of(graph: OpGraph, *, num_ranks: int = -1, tiled: bool = False) -
         dims[TILED] = np.where(_kinds_with("rows")[kind], np.array([*padding, np.nan])[deciding_type], np.nan)
     dims[CHANNELS] = _channels(graph)
     dims[STRIDED] = _strided(graph, is_vector, np.isin(kind, _STREAMED))
-    dims[SCATTERED] = _scattered(graph, is_vector, kind == _CODE["move"])
+    dims[SCATTERED] = scattered_elements(graph, is_vector, kind == _CODE["move"])
     return Operations(
         kind=Labels(kind, _NAMES),
         op=Labels(op, op_names),
@@ -392,8 +393,8 @@ def _attention_sizes(
         (tokens, heads, head_dim), (_, kv_heads, _) = shapes
         keys = float(flops[node]) / (4 * tokens * heads * head_dim)
         length = 2 * keys if 2 * keys <= tokens else 1.0
-        found = (tokens / length, length, max(length, keys), heads, kv_heads, head_dim)
-        return tuple(map(float, found)) if keys >= 1 else None
+        sizes = (tokens / length, length, max(length, keys), heads, kv_heads, head_dim)
+        return tuple(map(float, sizes)) if keys >= 1 else None
     (batch, q_heads, q_len, head_dim), (_, k_heads, k_len, _) = shapes
     name = graph.op_name(node)
     if "scaled_dot_product" not in name:  # entry points of libraries take (batch, length, heads, size)
@@ -482,7 +483,7 @@ def _strided(graph: OpGraph, elementwise: BoolArray, streamed: BoolArray) -> Flo
     return strided
 
 
-def _scattered(graph: OpGraph, elementwise: BoolArray, moves: BoolArray) -> FloatArray:
+def scattered_elements(graph: OpGraph, elementwise: BoolArray, moves: BoolArray) -> FloatArray:
     """Return how many elements each node reads from a line of the cache of their own, shape ``(nodes,)``: the
     elements of its result for each operand whose neighbours along the result's rows are at least
     :data:`_LINE_BYTES` apart. 0 for nodes that are neither ``elementwise`` nor ``moves``. O(operands).

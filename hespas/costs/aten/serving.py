@@ -13,7 +13,7 @@ from __future__ import annotations
 from functools import partial
 from math import prod
 
-from hespas.costs.aten import matmul
+from hespas.costs.aten import elements, matmul
 from hespas.costs.aten.call import (
     FLOAT32,
     AtenCost,
@@ -142,30 +142,6 @@ def _bounds_check(call: Call, rows: Strided, indices: Strided, offsets: Strided)
     with two bounds.
     """
     return simple([rows, indices, offsets], [], flops=2.0 * indices.elements)
-
-
-@needs(OpClass.GATHER, 1, 11, 12)
-def _table_lookup(
-    call: Call, weights: Strided, indices: Strided, offsets: Strided, *, state_at: int
-) -> AtenCost | None:
-    """Return the cost of a lookup in several embedding tables (``split_embedding_codegen_lookup``): rows are
-    gathered and summed per bag, or averaged.
-
-    The optimizer has one number per row of the tables at ``state_at``, from which the mean length of rows
-    follows; the length of each table is in no recording. Rows that are read again come from a cache.
-    """
-    state = call.tensor(state_at)
-    if state is None or not 0 < state.elements <= weights.elements or not offsets.elements > 1:
-        return None
-    length = weights.elements / state.elements
-    bags, picked = offsets.elements - 1, indices.elements * length
-    read = min(picked * weights.width, weights.bytes)
-    return simple(
-        [weights, indices, offsets],
-        [dense(weights.dtype, (bags, max(round(length), 1)))],
-        flops=max(picked - bags * length, 0.0),
-        read=read + indices.bytes + offsets.bytes,
-    )
 
 
 @needs(OpClass.REDUCTION, 0)
@@ -414,7 +390,9 @@ SERVING: dict[str, AtenRule] = {
     "fbgemm::recat_embedding_grad_output_mixed_D_batch": _column_permutation,
     "fbgemm::bounds_check_indices": _bounds_check,
     **{
-        f"fbgemm::split_embedding_codegen_lookup_{optimizer}_function": partial(_table_lookup, state_at=20)
+        f"fbgemm::split_embedding_codegen_lookup_{optimizer}_function": partial(
+            elements.table_lookup, state_at=20
+        )
         for optimizer in ("rowwise_adagrad", "approx_rowwise_adagrad")
     },
     "fbgemm::asynchronous_complete_cumsum": _complete_sum,

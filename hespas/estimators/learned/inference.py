@@ -308,11 +308,13 @@ def _predict_experts(
     sets: Sequence[_ModelSet], ops: Operations, device: Device, diagnostics: Diagnostics | None
 ) -> _LearnedTimes:
     wider = as_8_bit_experts(ops)
-    said = _predict_in_turn(sets, wider, device, diagnostics)
+    of_8_bits = _predict_in_turn(sets, wider, device, diagnostics)
     with np.errstate(invalid="ignore"):
-        times = said.times[0] + roof_beyond_8_bits_ns(ops, wider, device)
-        ends = np.exp(EXPERTS_WIDENING * np.array([[0.0], [-1.0], [1.0]])) * said.times / said.times[0]
-    return replace(said, times=times * ends)
+        times = of_8_bits.times[0] + roof_beyond_8_bits_ns(ops, wider, device)
+        ends = (
+            np.exp(EXPERTS_WIDENING * np.array([[0.0], [-1.0], [1.0]])) * of_8_bits.times / of_8_bits.times[0]
+        )
+    return replace(of_8_bits, times=times * ends)
 
 
 _TF32 = _Equivalent(_predict_tf32, "matmul f32 on TF32 units: estimated as bf16 of twice the depth")
