@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hespas.estimators import load_estimator
 from hespas.estimators.learned.extrapolation import distances
+from hespas.estimators.learned.inference import Learned
 from hespas.estimators.rates import peak_times
 from hespas.graph.columns import FloatArray
 from hespas.hardware import load_device
@@ -29,7 +29,7 @@ def test_where_nothing_was_seen_all_is_far() -> None:
 def test_sizes_of_unmeasured_alignment_widen_intervals_on_tpus(name: str, least: float, most: float) -> None:
     m, n, k = np.array([[512.0, 500.0], [512.0, 512.0], [512.0, 512.0]])
     ops = build.matmuls(Labels.constant("f16", 2), batch=np.ones(2), m=m, n=n, k=k)
-    said = load_estimator("learned").predict(ops, load_device(name))
+    said = Learned().predict(ops, load_device(name))
     aligned, unaligned = np.log(said.high_ns / said.low_ns)
     assert least < unaligned - aligned < most
 
@@ -46,7 +46,7 @@ def test_experts_of_4_bits_take_the_time_of_8_bits_less_what_the_data_sheet_save
             tokens=tokens, hidden=7168 * one, inter=2048 * one, topk=8 * one, experts=256 * one,
             tensor_parallel=8 * one, expert_parallel=one, matrices=3 * one,
         )  # fmt: skip
-        said = load_estimator("learned").predict(ops, device)
+        said = Learned().predict(ops, device)
         peaks = peak_times(ops, device)
         times.append(said.duration_ns - np.fmax(peaks.arithmetic_ns, peaks.memory_ns))
         assert np.isfinite([said.low_ns, said.duration_ns, said.high_ns]).all()
