@@ -97,6 +97,16 @@ _MEASURED_TPU = "TPU-v4"
 _CARRIED = "calibrated.carried"
 _NEW_DEVICE_WIDENING = 1.0
 """Interval of a device without measurements [log time], as learned models assume."""
+_SIMILAR_KINDS = CHIP_WIDE_KINDS - MATRIX_KINDS
+"""Kinds whose operations stream their data, so that a fit of one is closer to another than the chip's fit."""
+_OF_SEVERAL_PASSES = frozenset({"normalization", "pooling"})
+"""Kinds whose operations differ in passes over the memory and over windows: a common fit of some operations
+does not determine the time of others.
+"""
+_STAND_IN_WIDENING = 1.0
+"""Widening of both ends of the interval [log time] for each difference between an operation and the measured
+one whose fit it uses: another operation of the kind, another rank or library.
+"""
 
 
 _STEPS = ("compute_scale", "scale_matrix")
@@ -201,7 +211,8 @@ class _FitSelection:
     ``scheme`` is the number format of the fits. ``quantizing`` is True if the fits include kernels that
     quantise the activations and the operations do not need these kernels. ``assumed`` is the code and the
     text of a diagnostic, for fits of another class of operations (empty: same class). ``references`` are the
-    devices that were measured for the fits (empty: the estimated device).
+    devices that were measured for the fits (empty: the estimated device). ``differences`` is the number of
+    labels in which a stand-in differs from the operation.
     """
 
     fits: tuple[Fit, ...]
@@ -209,6 +220,7 @@ class _FitSelection:
     quantizing: bool = False
     assumed: tuple[str, str] = ("", "")
     references: tuple[str, ...] = ()
+    differences: int = 0
 
 
 def _times_of_selection(
@@ -230,6 +242,9 @@ def _times_of_selection(
             times[:, rows] = _without_quantizing(fit, part, index, report)
         else:
             times[:, rows] = _time_and_interval(fit, part, index.device, selection.scheme)
+        if selection.differences:
+            wider = np.exp(selection.differences * _STAND_IN_WIDENING)
+            times[1:, rows] *= np.array([[1 / wider], [wider]])
         if selection.assumed[0] == _CARRIED:  # the interval must contain the time of the data sheet
             peaks = peak_times(part, index.device)
             sheet = index.device.launch_overhead_ns + np.fmax(peaks.arithmetic_ns, peaks.memory_ns)
@@ -312,21 +327,15 @@ class FitIndex:
             if recorded and recorded[0].form == KERNELS.name:
                 return _FitSelection(fits=recorded, scheme=scheme)
             if selection := self._of_format(kind, name, scheme, variant):
-                return selection
+                is_other = kind in _OF_SEVERAL_PASSES and name == ANY and op not in ("", ANY)
+                return replace(selection, differences=int(is_other))
             if recorded:
                 return _FitSelection(fits=recorded, scheme=scheme)
         quantizing = _QUANTIZED_BY.get(scheme, "") if kind == "matmul" else ""
         for name in (op, ANY) if quantizing else ():
             if fits := self._fits(kind, name, quantizing, variant):
                 return _FitSelection(fits=fits, scheme=quantizing, quantizing=True)
-        # The fit of the whole chip is only for kinds that run as a single kernel.
-        fits = self.by_class.get((ANY, ANY, ANY), ())
-        if kind not in CHIP_WIDE_KINDS or not fits or not scheme:
-            return None
-        if kind not in MATRIX_KINDS and not any(name not in {ANY, *MATRIX_KINDS} for name in self.schemes):
-            return None  # fitted on products alone, which have another start and other traffic
-        text = f"no fit of {kind} in {scheme}: the fit of the whole chip is used"
-        return _FitSelection(fits=fits, scheme=scheme, assumed=("calibrated.chip-wide", text))
+        return self.stand_in(kind, names, scheme, variant)
 
     def _common_kernel(self, kind: str, names: Sequence[str], scheme: str) -> _FitSelection | None:
         """Return the fit for an operation whose kernel all devices of the vendor have in common. A measured
@@ -388,6 +397,33 @@ class FitIndex:
                 text = f"no fit for {scheme or 'an unknown format'}: the fit of {other} is used"
                 return _FitSelection(fits=fits, scheme=other, assumed=("calibrated.other-scheme", text))
         return None
+
+    def stand_in(self, kind: str, names: Sequence[str], scheme: str, variant: str) -> _FitSelection | None:
+        """Return the fits of the nearest measured operation: in kinds that stream their data, the same
+        operation or kind in another variant, else another operation. The last choice is the fit of the whole
+        chip.
+        """
+        others = sorted({key[1] for key in self.by_class if key[::2] == (kind, scheme)} - set(names))
+        for name in (*names, *others) if kind in _SIMILAR_KINDS and scheme else ():
+            fits = self.by_class.get((kind, name, scheme), ())
+            if fits and fits[0].form != KERNELS.name:
+                same = tuple(fit for fit in fits if fit.variant == variant)
+                is_other = name != names[0] and (name != ANY or kind in _OF_SEVERAL_PASSES)
+                text = f"no fit for {' '.join((names[0], variant)).strip()}: the fit of {name} is used"
+                return _FitSelection(
+                    fits=same or fits,
+                    scheme=scheme,
+                    assumed=("calibrated.stand-in", text),
+                    differences=int(bool(variant) and not same) + int(is_other),
+                )
+        # The fit of the whole chip is only for kinds that run as a single kernel.
+        fits = self.by_class.get((ANY, ANY, ANY), ())
+        if kind not in CHIP_WIDE_KINDS or not fits or not scheme:
+            return None
+        if kind not in MATRIX_KINDS and not any(name not in {ANY, *MATRIX_KINDS} for name in self.schemes):
+            return None  # fitted on products alone, which have another start and other traffic
+        text = f"no fit of {kind} in {scheme}: the fit of the whole chip is used"
+        return _FitSelection(fits=fits, scheme=scheme, assumed=("calibrated.chip-wide", text))
 
     def _fits(self, kind: str, op: str, scheme: str, variant: str) -> tuple[Fit, ...]:
         """Return the fits of a class in order of preference."""

@@ -38,6 +38,13 @@ stated ones.
 _VECTOR_BYTES = 16.0
 """Size of a GPU's widest load."""
 
+_LINE_BYTES: Mapping[str, float] = {"AMD": 128.0, "": 64.0}
+"""Bytes that a unit fetches from the largest cache for a single element, by vendor (empty: others): a line of
+128 bytes ("AMD CDNA 3 Architecture", white paper, Table 2), or two sectors of 32 bytes (CUDA C++ Programming
+Guide, default fetch granularity of the L2 cache). Recorded transposes of an H100 and an MI300X take 5 to 8 ps
+per element, 64 and 128 bytes at the bandwidths of their caches 6.3 and 7.4 ps.
+"""
+
 Columns = Mapping[str, FloatArray]
 """Inputs of a form by name: arrays whose last axis is ``(ops,)``, or constants."""
 
@@ -81,7 +88,8 @@ class MachineRates:
     activations to the number format of the matmul. ``lane_flops_per_ns`` is the f32 rate of the vector units,
     which compute addresses and conversions for every format. ``array`` describes matrix units that are
     systolic arrays. ``tiles`` is True if the device stores tensors in whole tiles
-    (:mod:`hespas.operations.tiles`). ``clock_hz`` is the highest clock of the compute units.
+    (:mod:`hespas.operations.tiles`). ``clock_hz`` is the highest clock of the compute units. ``line_bytes``
+    is what a unit fetches to read one element.
     """
 
     flops_per_ns: float
@@ -98,6 +106,7 @@ class MachineRates:
     array: SystolicArray | None = None
     tiles: bool = False
     clock_hz: float = np.nan
+    line_bytes: float = 64.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,6 +154,7 @@ def machine_of(device: Device, kind: str, scheme: str) -> MachineRates:
         array=device.systolic,
         tiles=device.kind == "tpu",
         clock_hz=device.boost_clock_hz,
+        line_bytes=_LINE_BYTES.get(device.vendor, _LINE_BYTES[""]),
     )
 
 

@@ -307,8 +307,12 @@ _STRIDED = Parameter(name="strided", start=1.8, low=1.0, high=20.0, absent=1.8)
 def _rates(ops: Operations, machine: MachineRates) -> Columns:
     more = padding_of(ops) if machine.tiles else 1.0
     flops = (ops.flops + 8.0 * np.nan_to_num(ops.transcendentals)) * more
-    with np.errstate(invalid="ignore"):
+    with np.errstate(invalid="ignore", divide="ignore"):
         arithmetic = np.where(flops == 0, 0.0, flops / machine.flops_per_ns)
+        # Vector units of a TPU shift whole tiles once per element of a window.
+        visits = ops.flops / (ops.dim("rows") * ops.dim("columns"))
+    pools = np.array([name == "pooling" for name in ops.kind.names])[ops.kind.row] & machine.tiles
+    more = more * np.where(pools & (visits > 1), visits, 1.0)
     return {
         "arithmetic_ns": arithmetic,
         "memory_ns": ops.bytes_moved * more / machine.bytes_per_ns,

@@ -29,6 +29,7 @@ from hespas.estimators.kernels import (
     KERNELS,
     PRODUCT_KIND,
     PRODUCTS,
+    least_batch_ns,
     product_time_ns,
     ragged_share,
 )
@@ -445,7 +446,8 @@ def fit_products(
     centre = np.log([expected[name] for name in names])
     if not len(rows):
         return expected
-    ragged, before = ragged_share(table.ops.take(rows), device), before_ns[rows]
+    ops, before = table.ops.take(rows), before_ns[rows]
+    ragged, least = ragged_share(ops, device), least_batch_ns(ops, device)
     log_ns = np.log(table.duration_ns[rows])
     width = np.array([_PRODUCT_WIDTHS[name] for name in names])
 
@@ -454,7 +456,8 @@ def fit_products(
         return dict(zip(names, values, strict=True))
 
     def log_ratio(moves: FloatArray) -> FloatArray:
-        ratio: FloatArray = np.log(product_time_ns(values_of(centre + moves), before, ragged)) - log_ns
+        time = np.fmax(product_time_ns(values_of(centre + moves), before, ragged), least)
+        ratio: FloatArray = np.log(time) - log_ns
         return ratio
 
     return values_of(centre + moved_from_expected(log_ratio, width, np.ones(len(rows))))

@@ -174,7 +174,7 @@ def _faults(rows: MeasuredRows, dialect: Dialect, columns: Columns) -> Iterator[
     yield "an infinite duration", np.isinf(time)
     yield "a duration below 1 fs or above 292 years", (time < _LEAST_NS) | (time > _MOST_NS)
     if rows.contradicts is not None:
-        yield "columns of times that contradict each other", rows.contradicts
+        yield "times that contradict other columns or rows", rows.contradicts
     yield from size_faults(rows.ops, columns.names)
 
 

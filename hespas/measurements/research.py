@@ -24,7 +24,7 @@ from hespas.measurements.tidy import (
     usual_flops,
     usual_passes,
 )
-from hespas.operations import Labels, Operations, build, canonical_op, chosen, element_bytes
+from hespas.operations import Labels, Operations, build, canonical_op, chosen, element_bytes, numbered
 from hespas.operations.tiles import TILED, padding_of_shape
 
 __all__ = ["RESEARCH_TABLES"]
@@ -37,7 +37,8 @@ _AICONFIGURATOR = "github.com/ai-dynamo/aiconfigurator at 095f58a5, Apache-2.0, 
 _GATED = 3.0
 _NOT_GATED = 2.0
 
-_NORMS = frozenset({"layer_norm", "rms_norm", "softmax"})
+_NORMS = frozenset({"batch_norm", "group_norm", "layer_norm", "rms_norm", "softmax"})
+_POOLS = frozenset({"avg_pool", "max_pool", "reduce_window"})
 
 
 _ReadTable = Callable[[Columns], MeasuredRows]
@@ -96,7 +97,9 @@ def _vectors(
 def _vector_kind(name: str) -> str:
     if name in _NORMS:
         return "normalization"
-    return {"max_pool": "pooling", "embedding": "gather"}.get(name, "vector")
+    if name in _POOLS:
+        return "pooling"
+    return "gather" if name == "embedding" else "vector"
 
 
 @_table("NeuSight operations", "hardware op b h m n k latency_us", _NEUSIGHT)
@@ -192,6 +195,8 @@ _AITER_EXPERTS = {
     "int8 int8": "a8w8",
 }
 """Number formats of AITER's experts, by the element types of activations and weights."""
+_FEW_TOKENS = 64.0
+"""Number of tokens up to which a layer of experts reads more weights with more tokens."""
 
 
 @_table("AITER mixture of experts", "token model_dim inter_dim expert use_g1u1", _ROCM)
@@ -208,7 +213,19 @@ def _aiter_moe(columns: Columns) -> MeasuredRows:
         matrices=np.where(gated, 3.0, 2.0),
         variant=columns.joined("q_type"),
     )
-    return measured_rows(ops, columns.numbers("latency_us"))
+    rows = measured_rows(ops, columns.numbers("latency_us"))
+    # Tables of the MI308X state one time for 1 to 16 tokens of a layer and one for 2048 to 32768, measured at
+    # one of them: 32768 tokens would exceed the peak of the matrix units. Of small numbers the largest is
+    # left, whose experts' weights the time covers, and of others the smallest.
+    dims = [size for name, size in ops.dims.items() if name != "tokens"]
+    labels = (ops.scheme.row, ops.variant.row, columns.texts("hardware", "").row)
+    of_time = numbered([*labels, *dims, rows.duration_ns])
+    tokens = ops.dim("tokens")
+    fewest, most = np.full(len(tokens), np.inf), np.zeros(len(tokens))
+    np.minimum.at(fewest, of_time, tokens)
+    np.maximum.at(most, of_time, tokens)
+    measured = np.where(most <= _FEW_TOKENS, most, fewest)[of_time]
+    return replace(rows, contradicts=np.asarray(tokens != measured, np.bool_))
 
 
 @_table("TPU v4 products", "m n k module_us n_exec", _SCALE_SIM)

@@ -45,7 +45,7 @@ class MeasuredRows:
     """Rows of a table, converted to operations with measured times.
 
     ``kept`` is False for rows that do not describe an operation. ``contradicts`` is True for rows with two
-    different times (None: no such row).
+    different times, or with the time of another row's work (None: no such row).
     """
 
     ops: Operations

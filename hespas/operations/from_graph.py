@@ -10,7 +10,16 @@ from numpy.typing import NDArray
 
 from hespas.graph import DTYPES, DYNAMIC, UNKNOWN_DTYPE, CollectiveKind, NodeKind, OpClass, OpGraph
 from hespas.graph.columns import BoolArray, FloatArray, IntArray, SmallIntArray
-from hespas.operations.model import CHANNELS, KIND_OF_CLASS, KINDS, STRIDED, Labels, Operations, canonical_op
+from hespas.operations.model import (
+    CHANNELS,
+    KIND_OF_CLASS,
+    KINDS,
+    SCATTERED,
+    STRIDED,
+    Labels,
+    Operations,
+    canonical_op,
+)
 from hespas.operations.tiles import TILED, padding_of_shape
 
 __all__ = [
@@ -19,6 +28,7 @@ __all__ = [
     "element_types_of",
     "group_sizes",
     "operations_of",
+    "scattered_elements",
     "single_products",
 ]
 
@@ -50,9 +60,13 @@ _MESSAGE = "permute"
 _STREAMED = tuple(_CODE[name] for name in ("move", "reduction", "normalization"))
 _MOST_COLUMNS = 4096.0
 """Row length of elementwise operations, as in tables of measurements."""
+_BATCH_NORM = "batch_norm"
 _LATENT_ATTENTION = "flash_mla::"
 """Prefix of decoding kernels over latents (MLA): they have work, but no sizes that tables state."""
 _FUSED_EXPERTS = "fused_moe"
+_LINE_BYTES = 64
+"""Distance of neighbours [bytes] from which each is in a line of its own."""
+_LEAST_SCATTERED = 128
 _ANY_ORDER = 0
 """Traversal of a tensor with one element or unknown extents: it agrees with any other."""
 
@@ -104,6 +118,7 @@ def operations_of(graph: OpGraph, *, num_ranks: int = -1, tiled: bool = False) -
         dims[TILED] = np.where(_kinds_with("rows")[kind], np.array([*padding, np.nan])[deciding_type], np.nan)
     dims[CHANNELS] = _channels(graph)
     dims[STRIDED] = _strided(graph, is_vector, np.isin(kind, _STREAMED))
+    dims[SCATTERED] = scattered_elements(graph, is_vector, kind == _CODE["move"])
     return Operations(
         kind=Labels(kind, _NAMES),
         op=Labels(op, op_names),
@@ -179,7 +194,8 @@ def _extents(graph: OpGraph) -> tuple[dict[str, FloatArray], IntArray]:
     its type.
 
     That tensor is the larger of the first result and the first operand; for gathers and slices it is the
-    first result. For fusions, whose operands have any order, it is the largest tensor of all.
+    first result. For fusions, whose operands have any order, it is the largest tensor of all. The rows of a
+    batch norm are its channels.
 
     If a node moves fewer bytes than that tensor has, as an update in place does, it is the largest tensor
     that the node can have moved. Extents are NaN if unknown. The index of a node without tensors is the
@@ -218,7 +234,15 @@ def _extents(graph: OpGraph) -> tuple[dict[str, FloatArray], IntArray]:
         fitting = tensors[(tensors >= 0) & (size[tensors] <= moved[node])]
         if len(fitting):
             deciding[node] = fitting[np.argmax(size[fitting])]
-    return {"rows": rows[deciding], "columns": columns[deciding]}, deciding
+    rows, columns = rows[deciding], columns[deciding]
+    # A batch norm in PyTorch reduces each channel, the second dimension, over all images and positions.
+    names = [row for row in np.unique(graph.op_id).tolist() if _BATCH_NORM in graph.strings[row]]
+    of_channels = np.isin(graph.op_id, [row for row in names if "::" in graph.strings[row]])
+    for node in np.flatnonzero(of_channels & ~np.isnan(rows)).tolist():
+        shape = graph.types.shape(int(deciding[node]))
+        if len(shape) > 1 and shape[1] > 0:
+            rows[node], columns[node] = float(shape[1]), rows[node] * columns[node] / shape[1]
+    return {"rows": rows, "columns": columns}, deciding
 
 
 def _set_products(
@@ -308,6 +332,7 @@ def _set_attention(graph: OpGraph, kind: SmallIntArray, dims: dict[str, FloatArr
     others are context.
     """
     nodes = np.flatnonzero(graph.op_class == int(OpClass.ATTENTION))
+    flops = np.where(np.isnan(graph.useful_flops), graph.flops, graph.useful_flops)
     names = ("batch", "q_len", "kv_len", "heads", "kv_heads", "head_dim", "pairs")
     for name in names:
         if name not in dims:
@@ -317,7 +342,7 @@ def _set_attention(graph: OpGraph, kind: SmallIntArray, dims: dict[str, FloatArr
     for node, op_id, types in zip(nodes.tolist(), graph.op_id[nodes].tolist(), operands, strict=True):
         alike.setdefault((op_id, *types[:2]), []).append(node)
     for (_, *types), rows in alike.items():
-        sizes = _attention_sizes(graph, rows[0], types)
+        sizes = _attention_sizes(graph, flops, rows[0], types)
         if sizes is None:
             if graph.op_name(rows[0]).startswith(_LATENT_ATTENTION):
                 kind[rows] = _CODE["attention.generation"]
@@ -326,7 +351,7 @@ def _set_attention(graph: OpGraph, kind: SmallIntArray, dims: dict[str, FloatArr
         for name, size in zip(names[:-1], sizes, strict=True):
             dims[name][rows] = size
         batch, _, _, heads, _, head_dim = sizes
-        dims["pairs"][rows] = graph.flops[rows] / (4 * batch * heads * head_dim)
+        dims["pairs"][rows] = flops[rows] / (4 * batch * heads * head_dim)
 
 
 def _set_experts(graph: OpGraph, kind: SmallIntArray, dims: dict[str, FloatArray]) -> None:
@@ -350,13 +375,26 @@ def _set_experts(graph: OpGraph, kind: SmallIntArray, dims: dict[str, FloatArray
             dims[name][node] = size
 
 
-def _attention_sizes(graph: OpGraph, node: int, types: Sequence[int]) -> tuple[float, ...] | None:
+def _attention_sizes(
+    graph: OpGraph, flops: FloatArray, node: int, types: Sequence[int]
+) -> tuple[float, ...] | None:
     """Return batch, query and key lengths, heads, key heads and head size of an attention node; None if its
     operands lack them.
+
+    Operands of three dimensions are sequences that are packed in (tokens, heads, size). The FLOPs state their
+    mean number of keys per query. If prompts with twice as many tokens, of which each sees the ones before
+    it, fit into the tokens, these are assumed; otherwise one new token per sequence.
     """
     shapes = [graph.types.shape(row) for row in types]
-    if len(shapes) < 2 or any(len(shape) != 4 or -1 in shape or 0 in shape for shape in shapes):
+    ranks = {len(shape) for shape in shapes}
+    if len(shapes) < 2 or ranks not in ({3}, {4}) or any(-1 in shape or 0 in shape for shape in shapes):
         return None
+    if ranks == {3}:
+        (tokens, heads, head_dim), (_, kv_heads, _) = shapes
+        keys = float(flops[node]) / (4 * tokens * heads * head_dim)
+        length = 2 * keys if 2 * keys <= tokens else 1.0
+        sizes = (tokens / length, length, max(length, keys), heads, kv_heads, head_dim)
+        return tuple(map(float, sizes)) if keys >= 1 else None
     (batch, q_heads, q_len, head_dim), (_, k_heads, k_len, _) = shapes
     name = graph.op_name(node)
     if "scaled_dot_product" not in name:  # entry points of libraries take (batch, length, heads, size)
@@ -443,6 +481,41 @@ def _strided(graph: OpGraph, elementwise: BoolArray, streamed: BoolArray) -> Flo
         strided[node[differs]] = 1.0
     strided[_transposes(graph, fused & has_result)] = 1.0
     return strided
+
+
+def scattered_elements(graph: OpGraph, elementwise: BoolArray, moves: BoolArray) -> FloatArray:
+    """Return how many elements each node reads from a line of the cache of their own, shape ``(nodes,)``: the
+    elements of its result for each operand whose neighbours along the result's rows are at least
+    :data:`_LINE_BYTES` apart. 0 for nodes that are neither ``elementwise`` nor ``moves``. O(operands).
+
+    Rows shorter than :data:`_LEAST_SCATTERED` return to a line before it leaves the cache of a unit. The
+    compiler chooses the traversal of a fusion, so that fusions have none.
+    """
+    is_apart = np.zeros(len(graph.types), np.bool_)
+    for row in range(len(graph.types)):
+        shape, layout = graph.types.shape(row), graph.strings[int(graph.types.encoding[row])]
+        last = max((dim for dim, extent in enumerate(shape) if extent != 1), default=-1)
+        if last < 0 or DYNAMIC in shape or shape[last] < _LEAST_SCATTERED:
+            continue
+        if layout.startswith("strides "):
+            stride = int(layout.removeprefix("strides ").split(",")[last])
+        else:
+            order = _order(layout, len(shape))
+            stride = prod(shape[dim] for dim in order[: order.index(last)])
+        bits = DTYPES[int(graph.types.dtype[row])].bits if graph.types.dtype[row] >= 0 else 0
+        is_apart[row] = stride * bits >= 8 * _LINE_BYTES
+    operands, results = graph.operands, graph.results
+    candidates = (elementwise | moves) & (graph.op_class != int(OpClass.FUSION))
+    candidates &= results.offsets[1:] > results.offsets[:-1]
+    mine = np.flatnonzero(candidates[operands.row_ids])
+    mine = mine[is_apart[operands.values[mine]]]
+    node = operands.row_ids[mine]
+    first = results.values[results.offsets[:-1][node]]
+    elements = np.array([prod(graph.types.shape(row)) for row in range(len(graph.types))], np.float64)
+    # The rows of a result that is laid out likewise are traversed along the operand's lines.
+    read = np.where(elementwise[node], elements[first], elements[operands.values[mine]])
+    read = np.where(is_apart[first], 0.0, read)
+    return np.bincount(node, read, len(graph)).astype(np.float64)
 
 
 def _transposes(graph: OpGraph, candidates: BoolArray) -> IntArray:

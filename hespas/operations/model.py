@@ -33,6 +33,7 @@ __all__ = [
     "KIND_OF_CLASS",
     "MATRIX_CLASSES",
     "MATRIX_KINDS",
+    "SCATTERED",
     "SCHEMES",
     "STRIDED",
     "LabelColumn",
@@ -50,6 +51,11 @@ __all__ = [
 
 CHANNELS = "channels"
 """Dimension of convolutions: the input channels of one group. NaN if unknown."""
+
+SCATTERED = "scattered"
+"""Dimension of any kind: number of elements that are read one by one, each from another line of the cache,
+because the order of an operand runs across the rows of the result. NaN (not in tables) counts as 0.
+"""
 
 STRIDED = "strided"
 """Dimension of any kind: 1 where an operand has another memory order than the result, or is broadcast, and 0

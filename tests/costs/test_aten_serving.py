@@ -201,3 +201,31 @@ def test_any_arguments(shapes: list[list[int]], kind: str) -> None:
         assert find_aten_rule(name) is not None
         found = price(name, shapes, [kind] * len(shapes), ["4"] * len(shapes), step=DECODE, parts=(UP, TOP_4))
         assert isnan(found.cost.flops) or found.cost.flops >= 0
+
+
+def test_a_lookup_in_several_tables_reads_the_rows_of_all_indices() -> None:
+    shapes = [
+        [0],
+        [7487072],
+        [0],
+        [0, 0],
+        [122],
+        [122],
+        [123],
+        [],
+        [],
+        [123],
+        [],
+        [15807216],
+        [999425],
+        *[[]] * 7,
+    ]
+    types = ["float"] * 4 + ["int", "long", "int", "Scalar", "Scalar", "long", "Scalar", "long", "long"]
+    name = "fbgemm::split_embedding_codegen_lookup_rowwise_adagrad_function"
+    found = price(name, [*shapes, [90837]], [*types, *["Scalar"] * 7, "float"])
+    length = 7487072 / 90837
+    assert found.cost.op_class == OpClass.GATHER
+    assert found.cost.flops == pytest.approx((15807216 - 999424) * length)
+    # The tables are smaller than the rows that are read, so that most come from a cache.
+    assert found.cost.bytes_read == 4 * 7487072 + 8 * (15807216 + 999425)
+    assert isnan(price(name, shapes, [*types, *["Scalar"] * 7]).cost.flops)

@@ -116,6 +116,40 @@ def test_an_operation_without_a_fit_takes_that_of_its_kind() -> None:
     assert said(vectors("vector", "exp", "f16"), device) == (2.0, {})
 
 
+def test_another_operation_or_rank_of_a_kind_stands_in_with_a_wider_interval() -> None:
+    device = on(
+        a_fit(ANY, ANY, ANY, op=ANY, t0_ns=5e6), a_fit("pooling", "f16", "lib 4-D", op="max_pool", t0_ns=2e6)
+    )
+    ops = vectors("pooling", "avg_pool", "f16")
+    assert said(ops, device) == (2.0, {"calibrated.stand-in": 1})
+    widths: list[float] = []
+    for variant in ("", "lib 4-D", "lib 2-D"):
+        named = replace(ops, variant=Labels.constant(variant, 1))
+        prediction = Calibrated().predict(named, device)
+        assert round(float(prediction.duration_ns[0]) / 1e6, 1) == 2.0
+        widths.append(float(np.log(prediction.high_ns[0] / prediction.low_ns[0])))
+    own = Calibrated().predict(vectors("pooling", "max_pool", "f16"), device)
+    differences = np.array(widths) - np.log(own.high_ns[0] / own.low_ns[0])
+    # A factor of e on both sides for another operation, and again for another rank.
+    np.testing.assert_allclose(differences, [2.0, 2.0, 4.0], rtol=1e-6)
+
+
+def test_windows_that_overlap_are_read_once_per_element_on_tpus() -> None:
+    tpu = load_device("TPU-v4")
+    ops = replace(
+        vectors("pooling", "max_pool", "f16").take(np.zeros(3, np.int64)),
+        flops=np.array([64.0, 128.0, 512.0]),
+        dims={"rows": np.full(3, 8192.0), "columns": np.full(3, 1024.0)},
+        bytes_moved=np.full(3, 4.0 * 8192 * 1024),
+    )
+    elements = 8192.0 * 1024
+    once, twice, eight = (
+        Calibrated().predict(replace(ops, flops=elements * np.array([1.0, 2.0, 8.0])), tpu).duration_ns
+    )
+    assert twice == pytest.approx(2 * once, rel=0.05)
+    assert eight == pytest.approx(8 * once, rel=0.05)
+
+
 def test_formats_that_run_alike_stand_in_and_it_is_said() -> None:
     device = on(a_fit("matmul", "bf16"), a_fit("vector", "f32_full", op="add", t0_ns=3e6))
     assert said(matmuls("f16"), device) == (1.0, {"calibrated.other-scheme": 1})

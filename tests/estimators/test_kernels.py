@@ -14,7 +14,7 @@ from hespas.graph import Diagnostics
 from hespas.hardware import load_device
 from hespas.hardware.kernel_shares import COMMON_FLOOR_NS, common_fits
 from hespas.hardware.library import fits_of_user
-from hespas.operations import STRIDED, Labels, Operations, build
+from hespas.operations import SCATTERED, STRIDED, Labels, Operations, build
 
 H100 = load_device("H100-SXM")
 START = {each.name: each.start for each in KERNELS.parameters}
@@ -177,3 +177,39 @@ def test_kernels_of_an_unrecorded_device_say_so_and_have_a_wider_interval(name: 
     ours = Calibrated().predict(ops, H100)
     assert said.low_ns[0] < said.duration_ns[0] < said.high_ns[0]
     assert (said.high_ns[0] / said.low_ns[0] > 1.5 * ours.high_ns[0] / ours.low_ns[0]) == bool(words)
+
+
+def test_elements_read_across_rows_take_a_line_of_the_cache_each() -> None:
+    for name, line in (("H100-SXM", 64.0), ("MI300X", 128.0)):
+        machine = machine_of(load_device(name), "move", "bf16")
+        near = kernels("move", "copy", 6144, 3137, strided=1.0)
+        apart = replace(near, dims={**near.dims, SCATTERED: np.full(1, 6144.0 * 3137)})
+        lines_ns = 6144 * 3137 * line / (machine.bytes_per_ns * machine.cache_rate)
+        [before], [after] = (form_time_ns(KERNELS, START, each, machine) for each in (near, apart))
+        assert lines_ns < after < before + lines_ns
+
+
+def test_a_batch_norm_in_training_reads_channels_twice_with_a_unit_each() -> None:
+    def norm(channels: float, flops: float) -> Operations:
+        made = kernels("normalization", "native_batch_norm", channels, 2.0**26 / channels)
+        return replace(made, flops=np.full(1, flops * 2.0**26))
+
+    layer = time_ns(kernels("normalization", "native_layer_norm", 2.0**16, 1024))
+    assert time_ns(norm(1024, 4.0)) < 1.5 * time_ns(kernels("vector", "add", 2.0**16, 1024, strided=1.0))
+    assert time_ns(norm(1024, 8.0)) > 1.2 * layer
+    # Few channels leave most units idle.
+    assert time_ns(norm(8, 8.0)) > 2 * time_ns(norm(1024, 8.0))
+
+
+def test_lookups_that_sum_rows_take_the_time_of_all_rows() -> None:
+    bags = kernels("gather", "embedding_bag", 65536, 64, scheme="f32")
+    single = time_ns(bags)
+    hundred = time_ns(replace(bags, flops=np.full(1, 99.0 * 65536 * 64)))
+    lanes = machine_of(H100, "gather", "f32").lane_flops_per_ns
+    assert single < 0.3 * hundred
+    assert hundred == pytest.approx(100 * 65536 * 64 * START["element"] / lanes, rel=0.05)
+
+
+def test_short_rows_start_a_group_each_unless_a_softmax_shares_it() -> None:
+    norm, softmax = (time_ns(kernels("normalization", op, 491520, 128)) for op in ("rmsnorm", "softmax"))
+    assert norm > 1.3 * softmax

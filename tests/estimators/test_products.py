@@ -9,9 +9,15 @@ import pytest
 
 from hespas.estimators import load_estimator
 from hespas.estimators.interface import OperationModel, Prediction
-from hespas.estimators.kernels import PRODUCTS, as_programs_run, product_time_ns, ragged_share
+from hespas.estimators.kernels import (
+    PRODUCTS,
+    as_programs_run,
+    least_batch_ns,
+    product_time_ns,
+    ragged_share,
+)
 from hespas.estimators.rates import roof_ns
-from hespas.graph import Diagnostics
+from hespas.graph import MEASURED_BASIS, Diagnostics, reference_basis
 from hespas.graph.columns import FloatArray
 from hespas.hardware import load_device
 from hespas.hardware.kernel_shares import common_fits
@@ -90,3 +96,37 @@ def test_products_of_an_unrecorded_device_say_so_and_have_its_interval() -> None
     assert said.high_ns[0] == pytest.approx(band.high * said.duration_ns[0])
     as_programs_run(Prediction.of("x", np.array([1e6])), products([4096.0]), H100, diagnostics)
     assert diagnostics.counts() == {"composite.unseen-device": 1}
+
+
+def test_rows_of_odd_length_cost_less_where_loads_need_no_alignment() -> None:
+    half = products([3137.0])
+    whole = replace(half, scheme=Labels.constant("f32", 1))
+    found = [
+        ragged_share(ops, load_device(name))[0] for name in ("H100-SXM", "MI300X") for ops in (half, whole)
+    ]
+    assert found == [1.0, 0.5, 0.25, 0.25]
+
+
+@pytest.mark.parametrize(("name", "piece_ns"), [("H100-SXM", 200.0), ("MI300X", 2400.0)])
+def test_batches_of_tiny_products_take_a_tile_each(name: str, piece_ns: float) -> None:
+    device = load_device(name)
+    ops = replace(
+        products([8.0]), dims={"batch": np.full(1, 37632.0), **{size: np.full(1, 8.0) for size in "mnk"}}
+    )
+    least = 37632 / device.units * piece_ns
+    assert least_batch_ns(ops, device).tolist() == [least]
+    assert as_programs_run(Prediction.of("x", np.array([1e3])), ops, device).duration_ns[0] == least
+    assert as_programs_run(Prediction.of("x", np.array([1e6])), ops, device).duration_ns[0] > least
+
+
+def test_attention_from_references_of_another_vendor_takes_longer() -> None:
+    one = np.ones(1)
+    ops = build.attention_context(
+        Labels.constant("bf16", 1),
+        batch=16 * one, length=559 * one, heads=16 * one, kv_heads=16 * one, head_dim=64 * one,
+        window=0 * one, kv_bytes=2 * one,
+    )  # fmt: skip
+    device = load_device("MI300X")
+    for basis, ratio in ((reference_basis(["H100-SXM"]), 1.8), (MEASURED_BASIS, 1.0)):
+        said = as_programs_run(Prediction.of("x", *np.full((3, 1), 1e6), basis=basis), ops, device)
+        assert [said.duration_ns[0], said.high_ns[0]] == pytest.approx([ratio * 1e6] * 2)

@@ -44,3 +44,20 @@ def test_experts_take_their_format_from_both_operands(
     path.write_text(f"{EXPERTS}MI355X,1024,7168,256,256,8,bfloat16,{activations},{weights},per_1x32,1,300\n")
     assert read_measurements(path).ops.scheme[0] == scheme
     assert np.isfinite(hespas.estimate_table(path, "MI355X").prediction.duration_ns).all()
+
+
+def test_a_time_that_rows_of_other_numbers_of_tokens_copy_counts_once(tmp_path: Path) -> None:
+    times = {1: 70, 4: 70, 16: 70, 256: 120, 2048: 275, 8192: 275, 32768: 275}
+    rows = [
+        f"mi308x,{tokens},{hidden},192,128,8,bfloat16,bfloat16,bfloat16,No,1,{time}\n"
+        for hidden in (2048, 4096)
+        for tokens, time in times.items()
+    ]
+    path = tmp_path / "experts.csv"
+    path.write_text(EXPERTS + "".join(rows))
+    measured = read_measurements(path)
+    # The largest of few tokens, which read all weights, and the smallest of many.
+    assert measured.ops.dim("tokens").tolist() == [16, 256, 2048] * 2
+    assert [(reason.reason, reason.count) for reason in measured.left_out] == [
+        ("times that contradict other columns or rows", 8)
+    ]

@@ -128,7 +128,7 @@ def test_times_that_contradict_each_other_are_left_out_and_counted(tmp_path: Pat
     assert found.duration_ns.tolist() == [5123, 5123, 5123, 5123, 5100, 400]
     assert {each.reason: each.count for each in found.left_out} == {
         "a negative duration": 1,
-        "columns of times that contradict each other": 6,
+        "times that contradict other columns or rows": 6,
     }
 
 

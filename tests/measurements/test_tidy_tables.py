@@ -88,3 +88,19 @@ def test_what_a_row_leaves_open_is_the_usual(tmp_path: Path) -> None:
     assert ops.kind[6] == "moe"
     assert ops.flops[6] == 2 * (4 * 2) * 3 * 256 * 512
     assert np.isfinite(ops.bytes_moved[6])
+
+
+def test_norms_and_pools_of_tpu_tables_have_their_kinds(tmp_path: Path) -> None:
+    path = tmp_path / "tpu.csv"
+    rows = [
+        f'{op},"{shape}",9,10,1000,tpu_v4,float16\n'
+        for op, shape in (
+            ("batch_norm", "8,5,25"),
+            ("avg_pool", "2,4,5,25"),
+            ("max_pool", "2,4,5,25"),
+            ("relu", "40,25"),
+        )
+    ]
+    path.write_text("op,shape,op_us_mean,module_us,elements,hardware,dtype\n" + "".join(rows))
+    ops = read_measurements(path).ops
+    assert [ops.kind[row] for row in range(4)] == ["normalization", "pooling", "pooling", "vector"]

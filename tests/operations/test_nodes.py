@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from math import nan
 
 import numpy as np
@@ -163,6 +164,37 @@ def test_one_query_is_generation() -> None:
     assert np.isnan(sizes(ops, "q_len", "pairs")).all()
     one_key = single("flash", OpClass.ATTENTION, [(1, 9, 8, 64), (1, 1, 4, 64)], [(1, 9, 8, 64)], flops=1.0)
     assert operations_of(one_key).kind[0] == "attention.context"
+
+
+@pytest.mark.parametrize(
+    ("keys", "kind", "expected"),
+    [
+        # 15 prompts of 1024 tokens, each of which sees the ones before it.
+        (512.0, "attention.context", [15, 1024, 1024, 32, 8, 128]),
+        # More keys than such prompts have: one new token of each sequence.
+        (8000.0, "attention.generation", [15360, nan, 8000, 32, 8, 128]),
+    ],
+)
+def test_sizes_of_packed_attention_follow_from_its_flops(
+    keys: float, kind: str, expected: list[float]
+) -> None:
+    query, cache = (15360, 32, 128), (835874, 8, 128)
+    flops = 4 * 15360 * 32 * 128 * keys
+    graph = single("mha", OpClass.ATTENTION, [query, cache, cache], [query], flops=flops)
+    ops = operations_of(graph)
+    assert ops.kind[0] == kind
+    names = ("batch", "q_len", "kv_len", "heads", "kv_heads", "head_dim")
+    assert sizes(ops, *names) == pytest.approx(expected, nan_ok=True)
+
+
+def test_a_causal_mask_leaves_half_of_the_pairs() -> None:
+    query = (2, 8, 300, 64)
+    whole = 4 * 2 * 8 * 64 * 300.0 * 300
+    name = "aten::_scaled_dot_product_flash_attention"
+    graph = single(name, OpClass.ATTENTION, [query, query], [query], flops=whole)
+    causal = replace(graph, useful_flops=np.array([whole / 2]))
+    assert sizes(operations_of(graph), "pairs") == [300 * 300]
+    assert sizes(operations_of(causal), "pairs") == [300 * 300 / 2]
 
 
 @pytest.mark.parametrize("shape", [(2, 8, 300), (2, -1, 8, 64), (2, 0, 8, 64)])

@@ -7,7 +7,7 @@ import pytest
 
 from hespas.costs.aten import aten_cost
 from hespas.graph import GraphBuilder, OpClass, OpGraph, dtype
-from hespas.operations import STRIDED, operations_of
+from hespas.operations import SCATTERED, STRIDED, operations_of
 
 F32 = dtype("f32")
 
@@ -98,3 +98,45 @@ def test_strides_of_a_trace_become_the_order_of_dimensions(strides: str, expecte
 def test_dimensions_of_one_element_have_no_order() -> None:
     cost = aten_cost("aten::relu", "[[4, 1, 8]]", '["float"]', strides="[[8, 1, 1]]")
     assert cost.operands[0].layout == ""
+
+
+@pytest.mark.parametrize(
+    ("op_class", "operands", "result", "expected"),
+    [
+        (OpClass.MOVE, [((64, 3137), "strides 1,2304")], ((64, 3137), ""), 64 * 3137.0),
+        (OpClass.MOVE, [((64, 3137), "0,1")], ((64, 3137), ""), 64 * 3137.0),
+        # Neighbours within a line, rows that return to a line soon, rows that stay in order.
+        (OpClass.MOVE, [((64, 3137), "strides 6274,2")], ((64, 3137), ""), 0.0),
+        (OpClass.MOVE, [((3136, 8), "strides 1,3136")], ((3136, 8), ""), 0.0),
+        (OpClass.MOVE, [((64, 3137), "strides 9999,1")], ((64, 3137), ""), 0.0),
+        # Concatenations read each operand, elementwise operations each for all of the result.
+        (OpClass.MOVE, [((1, 768), ""), ((196, 768), "0,1")], ((197, 768), ""), 196 * 768.0),
+        (OpClass.ELEMENTWISE, [((64, 768), ""), ((64, 768), "0,1")], ((64, 768), ""), 64 * 768.0),
+        (OpClass.ELEMENTWISE, [((64, 768), "0,1")], ((64, 768), "0,1"), 0.0),
+        (OpClass.FUSION, [((64, 768), "0,1")], ((64, 768), ""), 0.0),
+        (OpClass.REDUCTION, [((64, 768), "0,1")], ((64,), ""), 0.0),
+        (OpClass.MOVE, [((64, -1), "0,1")], ((64, 768), ""), 0.0),
+    ],
+)
+def test_elements_that_are_read_across_rows_are_counted(
+    op_class: OpClass, operands: list[_Type], result: _Type, expected: float
+) -> None:
+    assert operations_of(one_node(op_class, operands, result)).dim(SCATTERED).tolist() == [expected]
+
+
+def test_rows_of_a_batch_norm_are_its_channels() -> None:
+    found = aten_cost(
+        "aten::native_batch_norm",
+        "[[32, 64, 56, 56], [64], [64], [64], [64], [], [], []]",
+        '["float", "float", "float", "float", "float", "Scalar", "Scalar", "Scalar"]',
+        values='["", "", "", "", "", "True", "0.1", "1e-05"]',
+    )
+    made = GraphBuilder("one")
+    row = made.types.add(F32, (32, 64, 56, 56))
+    name = made.strings.add("aten::native_batch_norm")
+    made.add_node(
+        name_id=name, op_id=name, op_class=found.cost.op_class, operands=[row], results=[row],
+        flops=found.cost.flops,
+    )  # fmt: skip
+    ops = operations_of(made.build())
+    assert (ops.dim("rows")[0], ops.dim("columns")[0]) == (64.0, 32.0 * 56 * 56)

@@ -50,6 +50,7 @@ __all__ = [
     "repeat",
     "scatter",
     "slice_backward",
+    "table_lookup",
 ]
 
 _BOOL = find_dtype("i1")
@@ -490,6 +491,30 @@ def embedding_bag(call: Call, weight: Strided, indices: Strided, offsets: Stride
         [dense(weight.dtype, (bags, head))],
         flops=max(picked - bags * head, 0.0),
         read=min(picked * weight.width, weight.bytes) + indices.bytes + offsets.bytes,
+    )
+
+
+@needs(OpClass.GATHER, 1, 11, 12)
+def table_lookup(
+    call: Call, weights: Strided, indices: Strided, offsets: Strided, *, state_at: int
+) -> AtenCost | None:
+    """Return the cost of a lookup in several embedding tables (``split_embedding_codegen_lookup``): rows are
+    gathered and summed per bag, or averaged.
+
+    The optimizer has one number per row of the tables at ``state_at``, from which the mean length of rows
+    follows; the length of each table is in no recording. Rows that are read again come from a cache.
+    """
+    state = call.tensor(state_at)
+    if state is None or not 0 < state.elements <= weights.elements or not offsets.elements > 1:
+        return None
+    length = weights.elements / state.elements
+    bags, picked = offsets.elements - 1, indices.elements * length
+    read = min(picked * weights.width, weights.bytes)
+    return simple(
+        [weights, indices, offsets],
+        [dense(weights.dtype, (bags, max(round(length), 1)))],
+        flops=max(picked - bags * length, 0.0),
+        read=read + indices.bytes + offsets.bytes,
     )
 
 

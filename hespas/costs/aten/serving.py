@@ -13,7 +13,7 @@ from __future__ import annotations
 from functools import partial
 from math import prod
 
-from hespas.costs.aten import matmul
+from hespas.costs.aten import elements, matmul
 from hespas.costs.aten.call import (
     FLOAT32,
     AtenCost,
@@ -389,6 +389,12 @@ SERVING: dict[str, AtenRule] = {
     "fbgemm::permute_pooled_embs_auto_grad": _column_permutation,
     "fbgemm::recat_embedding_grad_output_mixed_D_batch": _column_permutation,
     "fbgemm::bounds_check_indices": _bounds_check,
+    **{
+        f"fbgemm::split_embedding_codegen_lookup_{optimizer}_function": partial(
+            elements.table_lookup, state_at=20
+        )
+        for optimizer in ("rowwise_adagrad", "approx_rowwise_adagrad")
+    },
     "fbgemm::asynchronous_complete_cumsum": _complete_sum,
     "fb::asynchronous_complete_cumsum": _complete_sum,
 }

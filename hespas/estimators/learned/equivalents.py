@@ -18,6 +18,9 @@ positions, over blocks of channels. The last block is computed in full: a convol
 as long as one of a whole block.
 
 Source: Chetlur et al., "cuDNN: Efficient Primitives for Deep Learning", arXiv:1410.0759.
+
+Layers of experts with activations and weights of 4 bits, which no table has, become layers of 8 bits. Their
+time beyond the roofline (routing, quantising, tiles of few tokens) is that of 8 bits.
 """
 
 from __future__ import annotations
@@ -27,15 +30,19 @@ from math import isclose
 
 import numpy as np
 
-from hespas.estimators.rates import rate_flops_per_s
+from hespas.estimators.rates import peak_times, rate_flops_per_s
 from hespas.graph.columns import FloatArray, IntArray
 from hespas.hardware import Device
 from hespas.operations import CHANNELS, Labels, Operations, build, element_bytes
 
 __all__ = [
     "CONVOLUTION_WIDENING",
+    "EXPERTS_WIDENING",
+    "as_8_bit_experts",
     "as_deeper_products",
     "as_products",
+    "of_4_bit_experts",
+    "roof_beyond_8_bits_ns",
     "runs_on_tf32",
     "wider_output_ns",
     "without_library",
@@ -50,6 +57,12 @@ cuDNN's kernels (``fprop_optimized_bf16_256x64_32x4_nhwc_align8``), 8 in MIOpen'
 """
 CONVOLUTION_WIDENING = 1.0
 """Widening of the interval of a convolution that is estimated as a product, on both sides [log time]."""
+
+_EXPERTS_OF_4_BITS, _EXPERTS_OF_8_BITS = "a4w4_mxfp4", "a8w8_fp8"
+EXPERTS_WIDENING = 0.5
+"""Widening of the interval of experts of 4 bits that are estimated by experts of 8 bits, on both sides [log
+time]. No row tests it.
+"""
 
 
 def runs_on_tf32(ops: Operations, device: Device) -> IntArray:
@@ -102,3 +115,32 @@ def as_products(ops: Operations, device: Device) -> Operations:
         filled = np.ceil(channels / blocks) * blocks / channels
     depth = ops.dim("k") * np.where(filled >= 1.0, filled, 1.0)
     return replace(ops, kind=Labels.constant("matmul", len(ops)), dims={**ops.dims, "k": depth})
+
+
+def of_4_bit_experts(ops: Operations) -> IntArray:
+    """Return the rows of experts with activations and weights of 4 bits in blocks with one scale."""
+    return np.intersect1d(ops.kind.where("moe"), ops.scheme.where(_EXPERTS_OF_4_BITS))
+
+
+def as_8_bit_experts(ops: Operations) -> Operations:
+    """Return the same layers of experts with activations and weights of 8 bits, in any library."""
+    return build.mixtures_of_experts(
+        Labels.constant(_EXPERTS_OF_8_BITS, len(ops)),
+        op=ops.op,
+        tokens=ops.dim("tokens"),
+        hidden=ops.dim("hidden"),
+        inter=ops.dim("inter"),
+        topk=ops.dim("topk"),
+        experts=ops.dim("experts"),
+        tensor_parallel=ops.dim("tensor_parallel"),
+        expert_parallel=ops.dim("expert_parallel"),
+        matrices=ops.dim("matrices"),
+    )
+
+
+def roof_beyond_8_bits_ns(ops: Operations, of_8_bits: Operations, device: Device) -> FloatArray:
+    """Return the data-sheet time [ns] of experts of 4 bits less that of the same experts of 8 bits, shape
+    ``(ops,)``. It is what their times are assumed to differ by. O(ops).
+    """
+    own, wider = (peak_times(each, device) for each in (ops, of_8_bits))
+    return np.fmax(own.arithmetic_ns, own.memory_ns) - np.fmax(wider.arithmetic_ns, wider.memory_ns)

@@ -32,8 +32,12 @@ from hespas.estimators.learned.bases import (
 )
 from hespas.estimators.learned.equivalents import (
     CONVOLUTION_WIDENING,
+    EXPERTS_WIDENING,
+    as_8_bit_experts,
     as_deeper_products,
     as_products,
+    of_4_bit_experts,
+    roof_beyond_8_bits_ns,
     runs_on_tf32,
     wider_output_ns,
     without_library,
@@ -45,6 +49,7 @@ from hespas.estimators.learned.extrapolation import (
     shares_of_trees,
     tree_columns,
     widening,
+    widening_of_layout,
 )
 from hespas.estimators.learned.rising import raised
 from hespas.estimators.learned.selection import ModelSelection, OperationLabels, select_model
@@ -259,10 +264,10 @@ def _predict_all(
     """Return the times by sets of models. Operations that no model covers are predicted by equivalent
     operations.
     """
-    deep, convolved = runs_on_tf32(ops, device), without_library(ops)
-    rest = np.setdiff1d(np.arange(len(ops)), np.concatenate((deep, convolved)))
+    deep, convolved, narrow = runs_on_tf32(ops, device), without_library(ops), of_4_bit_experts(ops)
+    rest = np.setdiff1d(np.arange(len(ops)), np.concatenate((deep, convolved, narrow)))
     answer = _LearnedTimes.unknown(len(ops))
-    for rows, equivalent in ((rest, None), (deep, _TF32), (convolved, _CONVOLUTIONS)):
+    for rows, equivalent in ((rest, None), (deep, _TF32), (convolved, _CONVOLUTIONS), (narrow, _EXPERTS)):
         if not len(rows):
             continue
         part = ops.take(rows) if len(rows) < len(ops) else ops
@@ -299,7 +304,21 @@ def _predict_convolutions(
     return replace(products, times=products.times * factors)
 
 
+def _predict_experts(
+    sets: Sequence[_ModelSet], ops: Operations, device: Device, diagnostics: Diagnostics | None
+) -> _LearnedTimes:
+    wider = as_8_bit_experts(ops)
+    of_8_bits = _predict_in_turn(sets, wider, device, diagnostics)
+    with np.errstate(invalid="ignore"):
+        times = of_8_bits.times[0] + roof_beyond_8_bits_ns(ops, wider, device)
+        ends = (
+            np.exp(EXPERTS_WIDENING * np.array([[0.0], [-1.0], [1.0]])) * of_8_bits.times / of_8_bits.times[0]
+        )
+    return replace(of_8_bits, times=times * ends)
+
+
 _TF32 = _Equivalent(_predict_tf32, "matmul f32 on TF32 units: estimated as bf16 of twice the depth")
+_EXPERTS = _Equivalent(_predict_experts, "experts {}: estimated as experts of 8 bits")
 _CONVOLUTIONS = _Equivalent(_predict_convolutions, "convolution {}: estimated as equivalent products")
 
 
@@ -345,7 +364,7 @@ def _fill_times(
 
     times = raised(model.card.family, fitted, times, predict_halves, measured=accepts_jumps)
     answer.reasons["sizes, FLOPs, bytes or the peak are unknown"] += int(np.isnan(times[0]).sum())
-    answer.times[:, rows] = within_roof(times, fitted, device)
+    answer.times[:, rows] = within_roof(times, ops.take(rows), device)
     basis = Labels.choice((MEASURED_BASIS, BEYOND_RANGE), (beyond > _AS_FITTED).astype(np.int64))
     if not chosen[0].is_fitted_device:
         references = [selection.references for selection in chosen]
@@ -403,7 +422,7 @@ def _predict_times(
     above = np.array([margin.high for margin in of_class])[row]
     low = np.minimum(model.forests["low"].predict(columns) - below, 0.0)
     high = np.maximum(model.forests["high"].predict(columns) + above, 0.0)
-    wider = widening(card, beyond)
+    wider = widening(card, beyond) + widening_of_layout(part, device)
     with np.errstate(over="ignore"):  # far beyond the fitted sizes an end may be infinite
         times[:, rows] = base * np.exp(np.stack((middle, middle + low - wider, middle + high + wider)))
     octaves[rows] = beyond

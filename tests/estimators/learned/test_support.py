@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from hespas.estimators.learned.extrapolation import distances
+from hespas.estimators.learned.inference import Learned
+from hespas.estimators.rates import peak_times
+from hespas.graph.columns import FloatArray
+from hespas.hardware import load_device
+from hespas.operations import Labels, build
 
 
 def test_the_nearest_seen_size_counts() -> None:
@@ -17,3 +23,31 @@ def test_the_nearest_seen_size_counts() -> None:
 
 def test_where_nothing_was_seen_all_is_far() -> None:
     assert distances(np.zeros((0, 2), np.int8), np.zeros((3, 2), np.int64)).tolist() == [np.inf] * 3
+
+
+@pytest.mark.parametrize(("name", "least", "most"), [("TPU-v4", 0.7, 0.9), ("H100-SXM", -0.1, 0.1)])
+def test_sizes_of_unmeasured_alignment_widen_intervals_on_tpus(name: str, least: float, most: float) -> None:
+    m, n, k = np.array([[512.0, 500.0], [512.0, 512.0], [512.0, 512.0]])
+    ops = build.matmuls(Labels.constant("f16", 2), batch=np.ones(2), m=m, n=n, k=k)
+    said = Learned().predict(ops, load_device(name))
+    aligned, unaligned = np.log(said.high_ns / said.low_ns)
+    assert least < unaligned - aligned < most
+
+
+@pytest.mark.parametrize("name", ["MI300X", "MI355X"])
+def test_experts_of_4_bits_take_the_time_of_8_bits_less_what_the_data_sheet_saves(name: str) -> None:
+    device, tokens = load_device(name), np.array([1.0, 8.0, 64.0, 512.0, 4096.0])
+    one = np.ones(len(tokens))
+    times: list[FloatArray] = []
+    for scheme in ("a4w4_mxfp4", "a8w8_fp8"):
+        ops = build.mixtures_of_experts(
+            Labels.constant(scheme, len(tokens)),
+            op=Labels.constant("balanced", len(tokens)),
+            tokens=tokens, hidden=7168 * one, inter=2048 * one, topk=8 * one, experts=256 * one,
+            tensor_parallel=8 * one, expert_parallel=one, matrices=3 * one,
+        )  # fmt: skip
+        said = Learned().predict(ops, device)
+        peaks = peak_times(ops, device)
+        times.append(said.duration_ns - np.fmax(peaks.arithmetic_ns, peaks.memory_ns))
+        assert np.isfinite([said.low_ns, said.duration_ns, said.high_ns]).all()
+    np.testing.assert_allclose(*times, rtol=0.02)
