@@ -44,6 +44,7 @@ from hespas.estimators.learned.equivalents import (
 )
 from hespas.estimators.learned.extrapolation import (
     expected_deviation,
+    octaves_beyond,
     octaves_outside,
     reference_times,
     shares_of_trees,
@@ -353,11 +354,14 @@ def _fill_times(
         chosen[0].has_known_kernels and model.card.family == "generation"
     )
     share = _HALF_SHARE if accepts_jumps else _HALF_SHARE_NEW_DEVICE
+    outside = octaves_beyond(model.card.reach, fitted)
 
     def predict_halves(halves: Operations, of: IntArray, at_most: FloatArray) -> FloatArray:
         logs, _ = _form_times(model.card, chosen, cell[of], halves, device)
+        # A half that is farther from the fitted sizes is less certain than the operation.
+        is_farther = octaves_beyond(model.card.reach, halves) > outside[of]
         with np.errstate(invalid="ignore", over="ignore"):
-            near = np.flatnonzero(~(np.exp(logs) < share * at_most))
+            near = np.flatnonzero(~(np.exp(logs) < share * at_most) & ~is_farther)
         half_ns = np.full(len(of), np.nan)
         half_ns[near] = _predict_times(model, chosen, cell[of[near]], halves.take(near), device)[0][0]
         return half_ns
