@@ -12,9 +12,10 @@ import msgspec
 import numpy as np
 
 from hespas.api.arguments import ChosenEstimator, checked, hardware_option
-from hespas.api.documents import Document, Result, findings, put
+from hespas.api.documents import BasisShare, Document, Result, basis_of, findings, put
 from hespas.api.lowering import DEFAULT_ESTIMATOR
 from hespas.api.request_log import log_of, requests_of
+from hespas.estimators.step_intervals import basis_text
 from hespas.files.documents import Count, Figure, document_bytes
 from hespas.generators.llm import Model, ServingStep, load_model, precision_of, serving_layout
 from hespas.generators.llm.serving_lattice import LatticeGrids, cached_tokens, lattice_kernels
@@ -34,7 +35,7 @@ from hespas.graph.hints import (
 )
 from hespas.graph.progress import Progress
 from hespas.hardware import load_device
-from hespas.report import Column, Table, table_from_rows, write_tables
+from hespas.report import Column, Kind, Table, table_from_rows, write_tables
 from hespas.report.charts import Axis, Chart, Plot, Series
 from hespas.simulator.serving import (
     Correction,
@@ -93,11 +94,13 @@ class RequestRow(msgspec.Struct, frozen=True, kw_only=True):
     tpot_ms: Figure
     latency_ms: Figure
     put_back: Count
+    basis: str = ""
 
 
 class ServingDocument(Document, frozen=True, kw_only=True):
     """Document of ``hespas serve --json``. Rates are over the whole run, from the first arrival to the last
-    token. cache_tokens is the size of the KV cache of a replica. put_back is the number of preemptions.
+    token. cache_tokens is the size of the KV cache of a replica. put_back is the number of preemptions. basis
+    has the shares of the bases of estimates in the kernel time of all steps.
     """
 
     schema: Literal["hespas.serving/1"] = "hespas.serving/1"
@@ -119,6 +122,7 @@ class ServingDocument(Document, frozen=True, kw_only=True):
     busy_share: Figure
     cache_tokens: Figure
     put_back: Count
+    basis: list[BasisShare]
     times: list[Percentiles]
     rows: list[RequestRow] | msgspec.UnsetType = msgspec.UNSET
 
@@ -326,7 +330,8 @@ class Server:
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class ServingResult(Result):
     """Simulated serving: one run for each replica that had requests. ``kv_cache_tokens`` is the size of the
-    KV cache of a replica. ``per_request`` is True if the document has a row per request.
+    KV cache of a replica. ``basis`` has the share of each basis of estimates in the kernel time of all steps,
+    the largest first. ``per_request`` is True if the document has a row per request.
     """
 
     page_title: ClassVar[str] = "Requests to an LLM server"
@@ -335,6 +340,7 @@ class ServingResult(Result):
     model: str
     runs: tuple[ServingRun, ...]
     kv_cache_tokens: float
+    basis: Mapping[str, float] = field(default_factory=dict[str, float])
     per_request: bool = False
     inputs: tuple[str, ...] = ()
     diagnostics: Diagnostics = field(default_factory=Diagnostics)
@@ -367,6 +373,11 @@ class ServingResult(Result):
         """Return the output tokens per second of all replicas."""
         tokens = sum(int(run.requests.output.sum()) for run in self.runs)
         return tokens / self.makespan_ns * 1e9 if self.makespan_ns > 0 else nan
+
+    @property
+    def basis_text(self) -> str:
+        """Return the shares of :attr:`basis` as text; empty if no estimate states its basis."""
+        return basis_text(self.basis)
 
     def headline(self) -> str:
         """Return the summary line: throughput, mean TTFT and mean TPOT."""
@@ -437,6 +448,7 @@ class ServingResult(Result):
             busy_share=float(time.sum() / span / self.server.dp) if span > 0 else nan,
             cache_tokens=self.kv_cache_tokens,
             put_back=sum(int(run.preemptions.sum()) for run in self.runs),
+            basis=basis_of(self.basis),
             times=self.times(),
             rows=rows,
         )
@@ -457,14 +469,17 @@ class ServingResult(Result):
             "tpot_ms": self.tpot_ns / 1e6,
             "latency_ms": self._column("latency_ns") / 1e6,
             "put_back": self._column("preemptions").astype(np.int64),
+            "basis": np.full(len(arrival), self.basis_text),
         }
         order = np.argsort(columns["arrival_s"], kind="stable")
-        counts = {"prompt_tokens", "output_tokens", "put_back"}
-        header = tuple(Column(name, kind="count" if name in counts else "number") for name in columns)
+        kinds: dict[str, Kind] = {
+            "prompt_tokens": "count", "output_tokens": "count", "put_back": "count", "basis": "text",
+        }  # fmt: skip
+        header = tuple(Column(name, kind=kinds.get(name, "number")) for name in columns)
         return Table(header, {name: column[order] for name, column in columns.items()})
 
     def tables_by_name(self) -> Mapping[str, Table]:
-        """Return the distributions of times, and the requests."""
+        """Return the distributions of times, the bases of estimates, and the requests."""
         header = (
             Column("what"),
             *(Column(f"{name}_ms", kind="number") for name in ("mean", "p50", "p90", "p99", "max")),
@@ -472,7 +487,12 @@ class ServingResult(Result):
         rows = [
             (row.what, row.mean_ms, row.p50_ms, row.p90_ms, row.p99_ms, row.max_ms) for row in self.times()
         ]
-        return {"times": table_from_rows(header, rows), "requests": self.table()}
+        shares = (Column("basis"), Column("share", kind="share"))
+        return {
+            "times": table_from_rows(header, rows),
+            "basis": table_from_rows(shares, list(self.basis.items())),
+            "requests": self.table(),
+        }
 
     def charts(self) -> tuple[Chart, ...]:
         """Return the distributions of TTFT, TPOT and latency, and the TTFT of requests by their arrival."""
@@ -577,6 +597,7 @@ def serve(
         model=step.model.name,
         runs=runs,
         kv_cache_tokens=cache_tokens,
+        basis=times.basis_shares(run.steps for run in runs),
         per_request=per_request,
         inputs=tuple(map(str, files if log_path is None else [*files, log_path])),
         diagnostics=sink,

@@ -41,6 +41,8 @@ def serve(call: Call, *, out: _Out = None) -> None:
     report_diagnostics(call.diagnostics, call["model"])
     document = done.document()
     emit(done.headline())
+    if done.basis_text:
+        emit(f"basis: {done.basis_text}")
     emit(
         f"{counted(document.requests, 'request')} in {time_text(document.makespan_s * 1e9)}, "
         f"{document.requests_per_s:,.2f} requests/s; {counted(document.steps, 'step')}, "

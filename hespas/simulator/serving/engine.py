@@ -557,7 +557,10 @@ class _ServerRun:
         self.now += time
         self.held_back = 0
         self.due = (self.due - 1) % self.policy.recv_interval if batch else 0
-        self.log.add(time, batch, chunk.new_tokens)
+        self.log.add(
+            time, batch, chunk.new_tokens, context=context, prompts=chunk.prompts,
+            before=chunk.before / chunk.prompts, sampled=batch + len(chunk.sampled),
+        )  # fmt: skip
         self._log_gaps(
             batch, [float(self.latest[request]) for request in chunk.sampled if self.made[request]]
         )
@@ -597,7 +600,7 @@ class _ServerRun:
             count = min(count, self.policy.batch_wait_iters - self.held_back)
             self.held_back += count
         self.due = (self.due - count) % self.policy.recv_interval
-        self.log.add_decoding(times[:count], batch)
+        self.log.add_decoding(times[:count], batch, context + gain * (count - 1) / 2)
         self.scheduled_at = float(ends[count - 1] - times[count - 1])
         self.now = float(ends[0])
         self._log_gaps(batch, [])
