@@ -180,7 +180,10 @@ class ServingRun:
     """Times of requests, as columns of shape ``(requests,)`` on one clock [ns]: arrival at the server, start
     of the first step that processes the request, first token and last token.
 
-    ``preemptions`` counts preemptions of requests because cache pages ran out.
+    ``preemptions`` counts preemptions of requests because cache pages ran out. ``bound_by`` are the limits
+    that delayed a request or split a prompt: ``max_num_seqs``, ``max_batched_tokens`` and ``kv_cache``. The
+    run is the same with larger limits if they are not among them. ``peak_pages`` is an upper bound of the
+    cache pages in use.
     """
 
     requests: Requests
@@ -190,6 +193,8 @@ class ServingRun:
     last_token_ns: FloatArray
     preemptions: IntArray
     steps: StepLog
+    bound_by: frozenset[str] = frozenset()
+    peak_pages: float = np.inf
     put_back = RenamedAttribute("preemptions")
 
     @property

@@ -499,7 +499,9 @@ def step_times(
             f"no estimate of {missing} on {device.name}",
             hint="use another `estimator`, or add fits of the device",
         )
-    share_of = np.array([SHARES.index(_share(op_class)) for op_class in OpClass], np.int64)[classes]
+    share_of = np.array([SHARES.index(_SHARE_OF.get(op_class, "others")) for op_class in OpClass], np.int64)[
+        classes
+    ]
     share_of[ops.kind.where("moe")] = SHARES.index("experts")
     share, time = share_of[row_of.reshape(-1)], best[row_of.reshape(-1)] * kernels.times
     grids = kernels.grids
@@ -561,18 +563,14 @@ def _renamed(ops: Operations, kernel_model: KernelModel) -> Operations:
     return replace(ops, scheme=Labels(ops.scheme.row, names), dims=dims, flops=ops.flops * factor)
 
 
-def _share(op_class: OpClass) -> str:
-    match op_class:
-        case OpClass.CONTRACTION | OpClass.CONVOLUTION:
-            return "products"
-        case OpClass.ATTENTION:
-            return "attention"
-        case OpClass.COLLECTIVE | OpClass.P2P:
-            return "collectives"
-        case _:
-            return "others"
-
-
+_SHARE_OF: Mapping[OpClass, str] = {
+    OpClass.CONTRACTION: "products",
+    OpClass.CONVOLUTION: "products",
+    OpClass.ATTENTION: "attention",
+    OpClass.COLLECTIVE: "collectives",
+    OpClass.P2P: "collectives",
+}
+"""Operation class -> part of the time of a step (see :data:`SHARES`); the rest are others."""
 _CUSTOM: Mapping[str, str] = {
     "vllm": "custom_allreduce-vllm:vLLM_custom_graph",
     "sglang": "custom_allreduce-sglang:SGLang_CustomAllReduce_graph",
