@@ -24,6 +24,7 @@ from hespas.api.noise_curves import NoiseDocument
 from hespas.api.plan_result import PlanDocument
 from hespas.api.samples import SamplesDocument
 from hespas.api.serving import ServingDocument
+from hespas.api.serving_plan_result import ServingPlanDocument
 from hespas.api.simulation_result import SimulationDocument
 from hespas.api.summary import SummaryDocument
 from hespas.api.synthesis import SynthesisDocument
@@ -76,6 +77,7 @@ DOCUMENTS: Mapping[str, type[msgspec.Struct]] = {
     "samples": SamplesDocument,
     "plan": PlanDocument,
     "serving": ServingDocument,
+    "serving_plan": ServingPlanDocument,
     "serving_accuracy": ServingAccuracyDocument,
     "simulate": SimulationDocument,
     "suggest": SuggestionDocument,

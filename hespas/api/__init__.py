@@ -46,6 +46,7 @@ __all__ = [
     "Samples",
     "Server",
     "ServingAccuracyReport",
+    "ServingPlanResult",
     "ServingResult",
     "SimulationResult",
     "SuggestionReport",
@@ -92,6 +93,7 @@ __all__ = [
     "noise",
     "op_class_summary",
     "plan",
+    "plan_serving",
     "privacy",
     "profile_program",
     "random_job",
@@ -235,6 +237,8 @@ if TYPE_CHECKING:
         serve,
         write_request_rows,
     )
+    from hespas.api.serving_plan import plan_serving
+    from hespas.api.serving_plan_result import ServingPlanResult
     from hespas.api.simulation import (
         simulate,
     )
@@ -406,6 +410,8 @@ _find = lazy_names(
         "serve",
         "write_request_rows",
     ),
+    serving_plan=("plan_serving",),
+    serving_plan_result=("ServingPlanResult",),
     simulation=("simulate",),
     simulation_result=(
         "SimulationResult",

@@ -14,6 +14,7 @@ from hespas.api.documents import Document, Result, findings
 from hespas.files.documents import Count, Figure, document_bytes
 from hespas.generators.llm.space import AXES
 from hespas.graph import Diagnostics
+from hespas.graph.columns import pareto_rows
 from hespas.report.charts import Axis, Chart, HeatMap, Plot, Series
 from hespas.report.tables import Column, Table, column_of, table_from_rows
 from hespas.report.texts import count_text, counted, time_text
@@ -299,10 +300,8 @@ class PlanResult(Result):
         def cost(row: PlanRow) -> float:
             return row.price_per_million_tokens if priced else row.peak_memory_bytes
 
-        frontier: list[PlanRow] = []
-        for row in sorted(self.rows, key=lambda row: (cost(row), row.step_ns)):
-            if not frontier or row.step_ns < frontier[-1].step_ns:
-                frontier.append(row)
+        figures = [(cost(row), row.step_ns) for row in self.rows]
+        frontier = [self.rows[index] for index in pareto_rows(figures)]
         what = "price" if priced else "peak memory"
         return Plot(
             name="pareto",

@@ -395,18 +395,10 @@ def _machines(
     machines: list[Machine] = []
     for name, device in devices.items():
         terms = prices.of_device(device)
-        unknown = key = ""
         if needs_price and isnan(terms.price_per_hour):
-            unknown, key = f"the price per device-hour of {device.name}", "price_per_hour"
-        elif given["objective"] == "energy" and isnan(terms.tdp_w):
-            unknown, key = f"the thermal design power of {device.name}", "tdp_w"
-        if unknown:
-            raise UsageError(
-                f"{unknown} is unknown",
-                path=prices.path or None,
-                hint=f'write a row [[device]] with name = "{device.name}" and {key} in a file, and name the '
-                "file by `prices`",
-            )
+            raise prices.unknown(device, "price per device-hour", "price_per_hour")
+        if given["objective"] == "energy" and isnan(terms.tdp_w):
+            raise prices.unknown(device, "thermal design power", "tdp_w")
         for size in sizes:
             for factor in factors:
                 arguments: dict[str, Any] = {"hardware": name}

@@ -121,6 +121,8 @@ def serving(call: Call) -> None:
             (
                 run.trace, "yes" if run.calibrated else "no", run.requests, run.ttft_error,
                 run.tpot_error, run.latency_error, run.makespan_error, run.tokens_per_s_error,
+                run.ttft_p50_error, run.ttft_p90_error, run.ttft_p99_error,
+                run.tpot_p50_error, run.tpot_p90_error, run.tpot_p99_error,
                 run.measured_s / run.computed_s, run.load_share, run.capacity,
             )
             for run in done.recorded
@@ -129,6 +131,7 @@ def serving(call: Call) -> None:
             *columns("text", "recorded", "calibrated"),
             *columns("count", "n"),
             *columns("share", "TTFT", "TPOT", "latency", "makespan", "tokens/s", write=signed),
+            *columns("share", "TTFT P50", "P90", "P99", "TPOT P50", "P90 ", "P99 ", write=signed),
             *columns("number", "times faster", write="{:,.0f}".format),
             *columns("share", "load", write=percent),
             *columns("number", "capacity", write=str),

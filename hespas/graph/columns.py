@@ -49,6 +49,7 @@ __all__ = [
     "is_every_row",
     "is_one_value",
     "mapped",
+    "pareto_rows",
     "taken",
 ]
 
@@ -75,6 +76,17 @@ def highest_rows(values: FloatArray, most: int) -> IntArray:
     edges = np.linspace(0, count, most - 1).astype(np.int64)
     highest = [start + int(np.argmax(values[start:end])) for start, end in pairwise(edges.tolist())]
     return np.unique([0, *highest, count - 1])
+
+
+def pareto_rows(figures: Sequence[tuple[float, float]]) -> list[int]:
+    """Return the rows of the Pareto frontier, in ascending order of the first figure: no other row has both
+    figures as small. O(rows log rows).
+    """
+    frontier: list[int] = []
+    for row in sorted(range(len(figures)), key=figures.__getitem__):
+        if not frontier or figures[row][1] < figures[frontier[-1]][1]:
+            frontier.append(row)
+    return frontier
 
 
 def is_one_value(column: NDArray[np.generic]) -> bool:

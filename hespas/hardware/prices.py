@@ -105,6 +105,15 @@ class Prices:
             return self.rows[device.name]
         return DeviceTerms(tdp_w=device.tdp_w, power_source=_power_source(device, ASSUMED_POWER, nan))
 
+    def unknown(self, device: Device, what: str, key: str) -> UsageError:
+        """Return the error for a device whose ``key`` the file does not state. ``what`` names it in words."""
+        return UsageError(
+            f"the {what} of {device.name} is unknown",
+            path=self.path or None,
+            hint=f'write a row [[device]] with name = "{device.name}" and {key} in a file, and name the '
+            "file by `prices`",
+        )
+
 
 def _power_source(device: Device, shares: PowerShares, tdp_w: float) -> str:
     power_text = f"{tdp_w:g} W as stated" if tdp_w > 0 else f"TDP of {device.tdp_w:g} W"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,9 +11,10 @@ import pytest
 from typer.testing import CliRunner
 
 import hespas
+from hespas.api import Server
 from hespas.cli.main import app
 from hespas.estimators.step_intervals import RECORDED, basis_text
-from hespas.graph import BEYOND_RANGE, DATA_SHEET, MEASURED_BASIS, reference_basis
+from hespas.graph import BEYOND_RANGE, DATA_SHEET, MEASURED_BASIS, Diagnostics, reference_basis
 from hespas.hardware import device_names, load_device
 
 ROOT = Path(__file__).parents[2]
@@ -20,6 +22,7 @@ PROGRAM = ROOT / "fixtures" / "stablehlo" / "cnn_train.mlir"
 STEP = hespas.llm_step("llama-3-8b", dp=2, seq=1024, global_batch=2)
 RECORDED_DEVICES = {"A100-SXM-40GB"}
 """Devices without tables of operations, of which programs were recorded."""
+_TABLES = ("of_tokens", "of_rows", "of_decode", "of_prompts")
 UNMEASURED = [
     name
     for name in device_names()
@@ -83,6 +86,45 @@ def test_regions_have_the_basis_of_their_longest_part() -> None:
     assert merged.bases[int(merged.basis[np.argmax(merged.duration_ns)])] == max(
         by_operation, key=lambda name: by_operation[name]
     )
+
+
+def test_the_basis_of_a_server_is_the_sum_over_its_steps() -> None:
+    server = Server(model="Qwen3-30B-A3B", hardware="H100-SXM", tp=2, ep=2)
+    done = hespas.serve(server, "poisson:rate=20,prompt=700,output=40,ratio=0.2,requests=60")
+    (run,) = done.runs
+    longest = int((run.requests.prompt + run.requests.output).max())
+    times = server.times(server.step(), longest, Diagnostics())
+    expected: dict[str, float] = {}
+    for number, basis in enumerate(times.bases):
+        tables = dict(zip(_TABLES, (table[number] for table in times.by_basis), strict=True))
+        part = replace(times, **tables)
+        for count, batch, context, prompts, new_tokens, before, sampled in run.steps.sizes().T.tolist():
+            time_ns = part.step_ns(
+                batch=int(batch), context=context, prompts=int(prompts), new_tokens=int(new_tokens),
+                before=before, sampled=int(sampled),
+            )  # fmt: skip
+            expected[basis] = expected.get(basis, 0.0) + count * time_ns
+    total_ns = float(run.steps.columns()[0].sum())
+    assert sum(expected.values()) == pytest.approx(total_ns, rel=1e-6)
+    assert done.basis == pytest.approx({name: ns / total_ns for name, ns in expected.items() if ns}, rel=1e-6)
+    assert {MEASURED_BASIS, DATA_SHEET} <= set(done.basis)
+    assert list(done.basis.values()) == sorted(done.basis.values(), reverse=True)
+
+
+def test_every_form_of_a_served_result_has_its_basis(tmp_path: Path) -> None:
+    document, rows, page = tmp_path / "run.json", tmp_path / "rows.csv", tmp_path / "run.html"
+    arguments = ["Llama-3-8B", "--hardware", "MI355X", "--requests", "closed:requests=4,prompt=64,output=4"]
+    files = ["--json", str(document), "--out", str(rows), "--html", str(page)]
+    done = CliRunner().invoke(app, ["serve", *arguments, *files])
+    assert done.exit_code == 0, done.output
+    line = next(line for line in done.stdout.splitlines() if line.startswith("basis: "))
+    assert "reference devices" in line
+    shares = {row["basis"]: row["share"] for row in json.loads(document.read_bytes())["basis"]}
+    assert sum(shares.values()) == pytest.approx(1.0)
+    text = basis_text(shares)
+    assert line == f"basis: {text}"
+    assert text in rows.read_text(encoding="utf-8")
+    assert all(name in page.read_text(encoding="utf-8") for name in shares)
 
 
 def test_the_text_unites_sets_of_reference_devices() -> None:

@@ -24,7 +24,7 @@ FUNCTIONS: Mapping[str, tuple[Callable[..., object], ...]] = {
     "hespas analyze": (api.analyze,),
     "hespas capture": (api.capture,),
     "hespas plan": (api.plan,),
-    "hespas serve": (api.serve,),
+    "hespas serve": (api.plan_serving, api.serve),
     "hespas sample": (api.sample,),
     "hespas generate llm": (api.llm_step, api.generate),
     "hespas generate dlrm": (api.dlrm_step, api.generate),

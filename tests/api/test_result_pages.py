@@ -94,6 +94,17 @@ RESULTS: dict[str, tuple[Callable[[], Result], set[str]]] = {
         lambda: hespas.serve(api.Server(model="llama-3-8b", hardware="H100-SXM"), REQUESTS),
         {"latency-distribution", "ttft-by-arrival"},
     ),
+    "serve within limits": (
+        lambda: hespas.plan_serving(
+            "llama-3-8b",
+            "closed:prompt=64,output=8,requests=8",
+            hardware="H100-SXM",
+            devices=1,
+            sla="ttft=1s",
+            max_num_seqs=8,
+        ),
+        {"pareto"},
+    ),
     "generate": (
         lambda: hespas.generate(hespas.llm_step("llama-3-8b", tp=2, dp=2, global_batch=4)),
         {"communication-matrix"},

@@ -58,28 +58,32 @@ class LatticeGrids:
     @classmethod
     def up_to(cls, *, tokens: int, sequences: int, context: int) -> LatticeGrids:
         """Return grids that cover steps of up to ``tokens`` tokens and ``sequences`` sequences, with up to
-        ``context`` tokens each.
+        ``context`` tokens each. Grids for other limits have the same points up to the smaller limit, so step
+        times within the limits do not depend on them.
         """
-        longest = min(tokens, context)
         return cls(
-            tokens=_geometric(1, tokens, 2.0**0.5),
-            rows=_geometric(1, sequences, 2.0),
-            batch=_geometric(1, sequences, 2.0**0.5),
-            context=_geometric(64, context, 2.0),
-            prompts=_geometric(1, max(1, min(sequences, tokens // 16)), 4.0),
-            length=_geometric(16, max(longest, 16), 2.0),
-            before=(0, *_geometric(512, context, 4.0)),
+            tokens=_points(1, tokens, has_middle=True),
+            rows=_points(1, sequences),
+            batch=_points(1, sequences, has_middle=True),
+            context=_points(64, context),
+            prompts=_points(1, min(sequences, tokens // 16), 4),
+            length=_points(16, min(tokens, context)),
+            before=(0, *_points(512, context, 4)),
         )
 
 
-def _geometric(low: int, high: int, factor: float) -> tuple[int, ...]:
-    """Return integers from ``low`` to ``high`` (both included), each ``factor`` times the previous one. The
-    last step may be smaller.
+def _points(low: int, high: int, factor: int = 2, *, has_middle: bool = False) -> tuple[int, ...]:
+    """Return integers from ``low`` to the first one that is not below ``high``, each ``factor`` times the
+    previous one. ``has_middle`` adds 1.5 times each even point.
     """
-    points, value = [low], float(low)
-    while (value := max(value * factor, points[-1] + 1)) < high:
-        points.append(round(value))
-    return (*points, high) if high > low else tuple(points)
+    points, base = [low], low
+    while points[-1] < high:
+        if has_middle and base % 2 == 0 and points[-1] == base:
+            points.append(base * 3 // 2)
+        else:
+            base *= factor
+            points.append(base)
+    return tuple(points)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -9,12 +9,12 @@ time is proportional to events, not to tokens. Running requests are columns.
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import ceil, inf
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
 
@@ -22,16 +22,14 @@ from hespas.graph.columns import FloatArray
 from hespas.graph.deprecation import renamed_fields, warn_renamed
 from hespas.graph.errors import UnsupportedError, UsageError
 from hespas.graph.progress import Progress
+from hespas.simulator.serving.batch import DecodingBatch, DecodingSequence, count_times
 from hespas.simulator.serving.requests import Requests, ServingRun, StepLog, share_of
 from hespas.simulator.serving.steps import StepTimes
 
 __all__ = [
     "POLICIES",
-    "DecodingBatch",
-    "DecodingSequence",
     "Order",
     "Policy",
-    "count_times",
     "policy_of",
     "serve",
     "serve_replicas",
@@ -121,163 +119,6 @@ def policy_of(name: str, **changes: int | float | bool | str | None) -> Policy:
                 warn_renamed(f"policy_of({key}=)", f"policy_of({_RENAMED[key]}=)")
             stated_changes[_RENAMED.get(key, key)] = value
     return replace(policy, **stated_changes)  # type: ignore[arg-type] # names and types are those of the fields
-
-
-_HELD, _MADE, _OUTPUT, _LATEST = range(4)
-
-_ROOM = 64
-
-
-class DecodingSequence(NamedTuple):
-    """Request in the decode phase: its tokens in the cache, the number of generated tokens, the number of
-    tokens at which it finishes, and the time of its latest token [ns].
-    """
-
-    request: int
-    held: float
-    made: float
-    output: float
-    latest: float
-
-
-class DecodingBatch:
-    """Decoding sequences as columns, in order of their start, so that a step needs a few array operations.
-
-    ``least_left`` is the smallest number of tokens that a sequence still has to generate. ``pages`` is the
-    number of cache pages in use.
-    """
-
-    __slots__ = (
-        "_columns",
-        "_grown",
-        "_grown_pages",
-        "_latest",
-        "_page_tokens",
-        "_rounds",
-        "least_left",
-        "pages",
-        "requests",
-    )
-
-    def __init__(self, page_tokens: int, gain: float) -> None:
-        """Create an empty batch. A step generates ``gain`` tokens per sequence."""
-        self.requests: list[int] = []
-        self.least_left, self.pages = inf, 0.0
-        self._columns = np.zeros((4, _ROOM))
-        self._page_tokens = page_tokens
-        self._rounds = gain != int(gain) and page_tokens & (page_tokens - 1) != 0
-        """True if a division by the tokens of a page may round up to a whole number."""
-        self._grown = self._grown_pages = 0.0
-        """Cached argument and result of :meth:`grown` (argument 0: not cached)."""
-        self._latest = -inf
-        """Common time of the latest tokens; NaN if they differ."""
-
-    def __len__(self) -> int:
-        return len(self.requests)
-
-    @property
-    def held(self) -> FloatArray:
-        """Return the number of tokens that each sequence has in the cache."""
-        return self._columns[_HELD, : len(self.requests)]
-
-    def join(self, sequence: DecodingSequence) -> None:
-        """Append a sequence to the batch."""
-        count = len(self.requests)
-        if count == self._columns.shape[1]:
-            self._columns = np.concatenate([self._columns, np.zeros_like(self._columns)], axis=1)
-        if not count:
-            self._latest = sequence.latest
-        elif self._latest != sequence.latest:
-            if self._latest == self._latest:
-                self._columns[_LATEST, :count] = self._latest
-            self._latest = np.nan
-        self._grown = 0.0
-        self._columns[:, count] = sequence[1:]
-        self.requests.append(sequence.request)
-        self.least_left = min(self.least_left, sequence.output - sequence.made)
-        self.pages += -(-sequence.held // self._page_tokens)
-
-    def leave_last(self) -> DecodingSequence:
-        """Remove and return the sequence that started last."""
-        self._grown = 0.0
-        last = self._sequence(len(self.requests) - 1)
-        self.requests.pop()
-        self._count_left()
-        self.pages -= -(-last.held // self._page_tokens)
-        return last
-
-    def _sequence(self, index: int) -> DecodingSequence:
-        held, made, output, latest = self._columns[:, index].tolist()
-        latest_ns = latest if self._latest != self._latest else self._latest
-        return DecodingSequence(self.requests[index], held, made, output, latest_ns)
-
-    def generate(self, tokens: float) -> tuple[float, list[DecodingSequence]]:
-        """Add ``tokens`` tokens to each sequence, and remove finished sequences. Return the number of
-        additional pages, and the finished sequences.
-        """
-        count = len(self.requests)
-        self._grown = 0.0
-        self._columns[: _MADE + 1, :count] += tokens
-        before, self.pages = self.pages, self._pages(self.held)
-        grown = self.pages - before
-        self._count_left()
-        if self.least_left > 0:
-            return grown, []
-        keep = self._columns[_MADE, :count] < self._columns[_OUTPUT, :count]
-        done = [self._sequence(index) for index in np.flatnonzero(~keep).tolist()]
-        for index in reversed(np.flatnonzero(~keep).tolist()):
-            del self.requests[index]
-        self._columns[:, : len(self.requests)] = self._columns[:, :count][:, keep]
-        self._count_left()
-        self.pages -= sum(-(-sequence.held // self._page_tokens) for sequence in done)
-        return grown, done
-
-    def _count_left(self) -> None:
-        count = len(self.requests)
-        left = self._columns[_OUTPUT, :count] - self._columns[_MADE, :count]
-        self.least_left = float(np.minimum.reduce(left, initial=inf))
-
-    def _pages(self, held: FloatArray) -> float:
-        """Return the number of cache pages for sequences with ``held`` tokens."""
-        if self._rounds:
-            return float(np.add.reduce(-(-held // self._page_tokens)))
-        return float(np.add.reduce(np.ceil(held / self._page_tokens)))
-
-    def grown(self, by: float) -> float:
-        """Return the number of additional cache pages if each sequence gets ``by`` more tokens."""
-        if self._grown != by:
-            self._grown, self._grown_pages = by, self._pages(self.held + by) - self.pages
-        return self._grown_pages
-
-    def most_grown(self, by: float) -> float:
-        """Return an upper bound of :meth:`grown` in constant time."""
-        return float(len(self.requests) * ceil(by / self._page_tokens))
-
-    def latest(self, now: float, others: list[float]) -> list[tuple[float, int]]:
-        """Return the times of the previous tokens, ascending, each with the number of sequences that
-        generated a token at that time. Then set the previous token of all sequences in the batch to ``now``.
-
-        ``others`` are previous token times of requests outside the batch, which are included in the result.
-        """
-        count, is_common = len(self.requests), self._latest == self._latest
-        if is_common and not others:
-            times = [(self._latest, count)]
-        else:
-            own: list[float] = [self._latest] * count
-            if not is_common:
-                own = self._columns[_LATEST, :count].tolist()
-            times = count_times([*own, *others])
-        self._latest = now
-        return times
-
-    def generated(self, now: float) -> None:
-        """Set the time of the latest token of all sequences to ``now``."""
-        self._latest = now
-
-
-def count_times(times: list[float]) -> list[tuple[float, int]]:
-    """Return the distinct times, ascending, each with its number of occurrences."""
-    return sorted(Counter(times).items())
 
 
 _AT_ONCE = 1 << 16
@@ -399,6 +240,10 @@ class _ServerRun:
         """Steps until the scheduler receives requests."""
         self.held_back = 0
         """Steps during which a waiting request was held back."""
+        self.bound_by: set[str] = set()
+        """Limits that delayed a request or split a prompt."""
+        self.peak_pages = 0.0
+        """Upper bound of the pages in use."""
         self.log = StepLog()
         self.overhead_ns, self.gain = steps.correction.request_ns, steps.gain
 
@@ -435,6 +280,8 @@ class _ServerRun:
             last_token_ns=self.last,
             preemptions=self.preemptions,
             steps=self.log,
+            bound_by=frozenset(self.bound_by),
+            peak_pages=self.peak_pages,
         )
 
     def _holds(self) -> bool:
@@ -455,11 +302,14 @@ class _ServerRun:
         sequence that needs it. The share ``free`` of all pages must stay free.
         """
         pages, most = self.used + pages, self.pages * (1 - free)
-        if self.policy.reserves:
-            return pages <= most
-        if pages + self.decoding.most_grown(self.gain) <= most:
-            return True
-        return pages + self.decoding.grown(self.gain) <= most
+        if not self.policy.reserves:
+            bound = pages + self.decoding.most_grown(self.gain)
+            pages = bound if bound <= most else pages + self.decoding.grown(self.gain)
+        if pages > most:
+            self.bound_by.add("kv_cache")
+            return False
+        self.peak_pages = max(self.peak_pages, pages / (1 - free))
+        return True
 
     def _make_room(self) -> None:
         """Preempt the youngest requests until the cache has a page for the next token of each decoding
@@ -507,6 +357,8 @@ class _ServerRun:
                 self.used += self._pages(int(self.requests.prompt[request] + self.output[request]))
             self.prompting.append(request)
             left = self._extend(chunk, request, left)
+        if self.waiting and left <= 0:
+            self.bound_by.add("max_batched_tokens")
         if not chunk.prompts and self.prompting and not len(self.decoding):
             self._preempt()
             return self._prompts()
@@ -516,9 +368,11 @@ class _ServerRun:
         """Return True if a waiting request can start in a step that has ``left`` tokens left."""
         policy = self.policy
         if len(self.decoding) + len(self.prompting) >= policy.sequences:
+            self.bound_by.add("max_num_seqs")
             return False
         target = int(self.target[request])
         if not policy.chunked and target > left:
+            self.bound_by.add("max_batched_tokens")
             return False
         held = int(self.requests.prompt[request] + self.output[request]) if policy.reserves else target
         alone = not len(self.decoding) and not self.prompting
@@ -529,7 +383,10 @@ class _ServerRun:
         tokens that are left in the step.
         """
         held = int(self.held[request])
-        count = min(int(self.target[request]) - held, left)
+        count = int(self.target[request]) - held
+        if count > left:
+            self.bound_by.add("max_batched_tokens")
+            count = left
         if count <= 0:
             return left
         if not self.policy.reserves:
@@ -557,7 +414,10 @@ class _ServerRun:
         self.now += time
         self.held_back = 0
         self.due = (self.due - 1) % self.policy.recv_interval if batch else 0
-        self.log.add(time, batch, chunk.new_tokens)
+        self.log.add(
+            time, batch, chunk.new_tokens, context=context, prompts=chunk.prompts,
+            before=chunk.before / chunk.prompts, sampled=batch + len(chunk.sampled),
+        )  # fmt: skip
         self._log_gaps(
             batch, [float(self.latest[request]) for request in chunk.sampled if self.made[request]]
         )
@@ -593,11 +453,13 @@ class _ServerRun:
             recv_interval = self.policy.recv_interval
             first = self.due or recv_interval
             count = min(count, first + -(-max(after - first, 0) // recv_interval) * recv_interval)
+        elif self.coming < len(self.arrival) and self.arrival[self.coming] + self.overhead_ns <= ends[-1]:
+            self.bound_by.add("max_num_seqs")
         if self.waiting and self.held_back < self.policy.batch_wait_iters:
             count = min(count, self.policy.batch_wait_iters - self.held_back)
             self.held_back += count
         self.due = (self.due - count) % self.policy.recv_interval
-        self.log.add_decoding(times[:count], batch)
+        self.log.add_decoding(times[:count], batch, context + gain * (count - 1) / 2)
         self.scheduled_at = float(ends[count - 1] - times[count - 1])
         self.now = float(ends[0])
         self._log_gaps(batch, [])
@@ -618,10 +480,13 @@ class _ServerRun:
     def _steps_with_room(self, most: int) -> int:
         """Return the number of decoding steps until the cache is full: at least one, at most ``most``."""
         gain, decoding = self.gain, self.decoding
-        if self.policy.reserves or self.used + decoding.most_grown(most * gain) <= self.pages:
+        if self.policy.reserves:
             return most
-        if self.used + decoding.grown(most * gain) <= self.pages:
-            return most
+        for grown in (decoding.most_grown, decoding.grown):
+            if (pages := self.used + grown(most * gain)) <= self.pages:
+                self.peak_pages = max(self.peak_pages, pages)
+                return most
+        self.bound_by.add("kv_cache")
         low, high = 1, most
         while high - low > 1:
             middle = (low + high) // 2

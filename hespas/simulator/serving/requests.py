@@ -114,27 +114,38 @@ def _check_rate(per_second: float) -> None:
 class StepLog:
     """Log of the steps of a server and of the times between tokens, with run-length encoding.
 
-    Each step has a time [ns], a batch size and a number of new prompt tokens. Each time between two tokens of
-    a request [ns] has the number of tokens with this time. Consecutive equal entries are stored once, with a
-    count.
+    Each step has a time [ns] and its sizes: decoding sequences and their mean cached tokens, prompts with
+    their new tokens and the mean of the tokens before them, and sampled tokens. Each time between two tokens
+    of a request [ns] has the number of tokens with this time. Consecutive equal entries are stored once, with
+    a count.
     """
 
     _time_ns: array[float] = field(default_factory=lambda: array("d"))
-    _runs: array[int] = field(default_factory=lambda: array("q"))
-    """Three numbers a run: steps, sequences, new tokens."""
+    _runs: array[float] = field(default_factory=lambda: array("d"))
+    """Seven numbers per run: the rows of :meth:`sizes`."""
     _gap_ns: array[float] = field(default_factory=lambda: array("d"))
     _gap_runs: array[int] = field(default_factory=lambda: array("q"))
     """Two numbers a run: times, tokens."""
 
-    def add(self, time_ns: float, batch: int, prompt_tokens: int) -> None:
-        """Record a step: its time, its batch size and its prompt tokens."""
+    def add(
+        self,
+        time_ns: float,
+        batch: int,
+        prompt_tokens: int,
+        *,
+        context: float = 0.0,
+        prompts: int = 0,
+        before: float = 0.0,
+        sampled: int = 0,
+    ) -> None:
+        """Record a step: its time, and its sizes as in :meth:`StepTimes.step_ns`."""
         self._time_ns.append(time_ns)
-        self._runs.extend((1, batch, prompt_tokens))
+        self._runs.extend((1, batch, context, prompts, prompt_tokens, before, sampled))
 
-    def add_decoding(self, time_ns: FloatArray, batch: int) -> None:
-        """Record several steps that decode the same sequences."""
+    def add_decoding(self, time_ns: FloatArray, batch: int, context: float = 0.0) -> None:
+        """Record several steps that decode the same sequences. ``context`` is the mean over the steps."""
         self._time_ns.frombytes(time_ns.tobytes())
-        self._runs.extend((len(time_ns), batch, 0))
+        self._runs.extend((len(time_ns), batch, context, 0, 0, 0.0, batch))
 
     def add_gap(self, gap_ns: float, tokens: int) -> None:
         """Record ``tokens`` tokens, each generated ``gap_ns`` after the previous token of its request."""
@@ -153,8 +164,15 @@ class StepLog:
 
     def columns(self) -> tuple[FloatArray, IntArray, IntArray]:
         """Return time [ns], batch size and new prompt tokens of all steps."""
-        count, batch, prompt_tokens = np.array(self._runs, np.int64).reshape(-1, 3).T
+        count, batch, prompt_tokens = self.sizes()[[0, 1, 4]].astype(np.int64)
         return np.array(self._time_ns, np.float64), np.repeat(batch, count), np.repeat(prompt_tokens, count)
+
+    def sizes(self) -> FloatArray:
+        """Return the sizes of consecutive equal steps, shape ``(7, runs)``: number of steps, decoding
+        sequences, cached tokens per sequence, prompts, new prompt tokens, cached tokens before a prompt,
+        sampled tokens.
+        """
+        return np.array(self._runs, np.float64).reshape(-1, 7).T
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -162,7 +180,10 @@ class ServingRun:
     """Times of requests, as columns of shape ``(requests,)`` on one clock [ns]: arrival at the server, start
     of the first step that processes the request, first token and last token.
 
-    ``preemptions`` counts preemptions of requests because cache pages ran out.
+    ``preemptions`` counts preemptions of requests because cache pages ran out. ``bound_by`` are the limits
+    that delayed a request or split a prompt: ``max_num_seqs``, ``max_batched_tokens`` and ``kv_cache``. The
+    run is the same with larger limits if they are not among them. ``peak_pages`` is an upper bound of the
+    cache pages in use.
     """
 
     requests: Requests
@@ -172,6 +193,8 @@ class ServingRun:
     last_token_ns: FloatArray
     preemptions: IntArray
     steps: StepLog
+    bound_by: frozenset[str] = frozenset()
+    peak_pages: float = np.inf
     put_back = RenamedAttribute("preemptions")
 
     @property

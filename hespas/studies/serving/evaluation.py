@@ -7,7 +7,7 @@ fractions of memory bandwidth and peak FLOP/s that the runs of the engine reach.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import exp, nan
 from typing import Literal, get_args
@@ -25,7 +25,15 @@ from hespas.hardware import named_device
 from hespas.hardware.peaks import peak_for
 from hespas.simulator.serving import Correction
 from hespas.studies.errors import ErrorFigures, GroupErrors, finite, grouped, grouped_by
-from hespas.studies.serving.fit import PRIORS, EngineFit, fit_engine, one_point, point_of
+from hespas.studies.serving.fit import (
+    PRIORS,
+    EngineFit,
+    EnginePrior,
+    engine_priors,
+    fit_engine,
+    one_point,
+    point_of,
+)
 from hespas.studies.serving.predict import Capacity, MeanTimes, ServingPredictor, capacity_of, implied_rate
 from hespas.studies.serving.recorded import RunReplay
 from hespas.studies.serving.rows import ServingRow, deployment_of, engine_of, library_of
@@ -155,16 +163,20 @@ def evaluate_runs(
     split: str = "",
     predictor: ServingPredictor | None = None,
     cached_fits: dict[str, EngineFit] | None = None,
+    priors: Mapping[str, EnginePrior] | None = None,
 ) -> ServingErrors:
     """Predict the rows of a ``split`` (empty: all rows) and return their errors.
 
     Predictions are calibrated with the rows outside of the split ``devval``. ``cached_fits`` maps engines to
-    fits from earlier calls with the same rows; new fits are added to it.
+    fits from earlier calls with the same rows; new fits are added to it. ``priors`` are the parameters of
+    engines, by device and format of experts, from which fits to a single run start (None: from the package).
     """
     chosen = predictor or ServingPredictor()
     fitting = [row for row in rows if row.split != _HELD_OUT_SPLIT and not isinstance(chosen.steps(row), str)]
     evaluated = [row for row in rows if not split or row.split == split]
-    corrections = _Corrections(calibrate, fitting, chosen, {} if cached_fits is None else cached_fits)
+    known = {} if cached_fits is None else cached_fits
+    shipped = engine_priors() if priors is None else priors
+    corrections = _Corrections(calibrate, fitting, chosen, known, shipped)
     baseline = _NaiveBaseline(fitting)
     predictions = chosen.all_times(evaluated, corrections.of)
     runs: list[EvaluatedRun] = []
@@ -193,6 +205,7 @@ class _Corrections:
         rows: Sequence[ServingRow],
         predictor: ServingPredictor,
         cached_fits: dict[str, EngineFit],
+        priors: Mapping[str, EnginePrior],
     ) -> None:
         self.fits: dict[str, EngineFit] = {}
         self.points: set[int] = set()
@@ -208,7 +221,7 @@ class _Corrections:
         group = _POINT_GROUPS.get(calibrate)
         for key, members in grouped_by(rows, group).items() if group else ():
             row = point_of(members)
-            engine = self.fits.get(library_of(row))
+            engine = self.fits.get(library_of(row)) or priors.get(library_of(row))
             if engine is None:
                 correction = one_point(row, predictor)
             else:

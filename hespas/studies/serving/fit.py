@@ -9,6 +9,9 @@ To get slopes, runs are simulated at the start parameters and at small steps fro
 again at the end of a fit. Slopes are reused, so that fits need few simulations. Residuals are log(predicted /
 measured); residuals beyond 15 % count linearly (soft L1). A deployment (release, model, precision) has
 separate parameters, whose prior is the parameters of its engine.
+
+``engine_priors.toml`` has parameters that ``python -m tools.serving`` fitted to the rows of a table that
+calibrate, by device and engine. They are the prior of fits to a single run.
 """
 
 from __future__ import annotations
@@ -16,8 +19,11 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 
 from hespas.fitting.solvers import robust_least_squares
@@ -26,7 +32,19 @@ from hespas.simulator.serving import Correction
 from hespas.studies.serving.predict import MeanTimes, ServingPredictor
 from hespas.studies.serving.rows import ServingRow, deployment_of
 
-__all__ = ["PRIORS", "EngineFit", "fit_engine", "one_point", "point_of"]
+__all__ = [
+    "PRIORS",
+    "PRIORS_FILE",
+    "EngineFit",
+    "EnginePrior",
+    "engine_priors",
+    "fit_engine",
+    "one_point",
+    "point_of",
+]
+
+PRIORS_FILE = Path(__file__).with_name("engine_priors.toml")
+"""The file of the parameters of engines."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +135,35 @@ def fit_engine(rows: Sequence[ServingRow], predictor: ServingPredictor) -> Engin
         deployments=own,
         simulated=frozenset(row.row for row in linear.rows),
     )
+
+
+class EnginePrior(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Parameters of an engine on a device (``H100-SXM vllm``), for mixtures of experts with one format of
+    experts, fitted to ``rows`` runs. ``apart`` is as in :class:`EngineFit`.
+    """
+
+    name: str
+    rows: int
+    apart: float
+    parameters: dict[str, float]
+
+    @property
+    def correction(self) -> Correction:
+        """Return the parameters as a correction of step times."""
+        return Correction(**self.parameters)
+
+
+class _EnginePriors(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Contents of :data:`PRIORS_FILE`."""
+
+    prior: list[EnginePrior]
+
+
+@cache
+def engine_priors() -> Mapping[str, EnginePrior]:
+    """Return the parameters of engines that ship with the package, by name."""
+    document = msgspec.toml.decode(PRIORS_FILE.read_bytes(), type=_EnginePriors)
+    return {prior.name: prior for prior in document.prior}
 
 
 def point_of(rows: Sequence[ServingRow]) -> ServingRow:

@@ -82,8 +82,8 @@ class RecordedRun:
 
 
 class RunReplay(msgspec.Struct, frozen=True, kw_only=True):
-    """Replay of a recorded run. Errors are relative errors of means over the requests, without the first
-    fifth. The first fifth is used to calibrate.
+    """Replay of a recorded run. Errors are relative errors of means over the requests, or of their
+    percentiles (p50, p90, p99), without the first fifth. The first fifth is used to calibrate.
 
     The makespan is from the end of the first fifth to the last token. load_share is the peak load relative to
     the capacity for sequences or KV-cache tokens. If it is near 1 or above, queueing dominates the TTFT.
@@ -99,6 +99,12 @@ class RunReplay(msgspec.Struct, frozen=True, kw_only=True):
     latency_error: Figure
     makespan_error: Figure
     tokens_per_s_error: Figure
+    ttft_p50_error: Figure
+    ttft_p90_error: Figure
+    ttft_p99_error: Figure
+    tpot_p50_error: Figure
+    tpot_p90_error: Figure
+    tpot_p99_error: Figure
     load_share: Figure
     capacity: Capacity
     put_back: Count
@@ -368,15 +374,22 @@ def _compared(entry: _PreparedRun, correction: Correction, calibrating_s: float 
     start_s = float(run.last_s[~later].max())
     span = float(simulated.last_token_ns.max()) / 1e9 - start_s
     measured = float(run.last_s.max()) - start_s
+    ttft, tpot = (simulated.ttft_ns, run.first_s - arrival, later), (simulated.tpot_ns, run.tpot_s, answers)
     return RunReplay(
         trace=run.trace,
         calibrated=not isnan(calibrating_s),
         requests=int(later.sum()),
-        ttft_error=_error(simulated.ttft_ns, run.first_s - arrival, later),
-        tpot_error=_error(simulated.tpot_ns, run.tpot_s, answers),
+        ttft_error=_error(*ttft),
+        tpot_error=_error(*tpot),
         latency_error=_error(simulated.latency_ns, run.last_s - arrival, later),
         makespan_error=span / measured - 1,
         tokens_per_s_error=measured / span - 1 if span > 0 else nan,
+        ttft_p50_error=_error(*ttft, 50),
+        ttft_p90_error=_error(*ttft, 90),
+        ttft_p99_error=_error(*ttft, 99),
+        tpot_p50_error=_error(*tpot, 50),
+        tpot_p90_error=_error(*tpot, 90),
+        tpot_p99_error=_error(*tpot, 99),
         load_share=entry.load_share,
         capacity=capacity_of(entry.load_share),
         put_back=simulated.put_back,
@@ -386,9 +399,16 @@ def _compared(entry: _PreparedRun, correction: Correction, calibrating_s: float 
     )
 
 
-def _error(predicted_ns: FloatArray, measured_s: FloatArray, mask: BoolArray) -> float:
-    """Return the relative error of the mean over the requests in ``mask``; NaN if the measured mean is 0 or
-    missing.
+def _error(
+    predicted_ns: FloatArray, measured_s: FloatArray, mask: BoolArray, percentile: float = nan
+) -> float:
+    """Return the relative error of a percentile, or without one of the mean, over the requests in ``mask``;
+    NaN if the measured figure is 0 or missing.
     """
-    measured = float(measured_s[mask].mean()) if mask.any() else 0.0
-    return float(predicted_ns[mask].mean()) / 1e9 / measured - 1 if measured > 0 else nan
+    if not mask.any():
+        return nan
+    columns = predicted_ns[mask] / 1e9, measured_s[mask]
+    predicted, measured = (
+        float(column.mean() if isnan(percentile) else np.percentile(column, percentile)) for column in columns
+    )
+    return predicted / measured - 1 if measured > 0 else nan

@@ -68,7 +68,10 @@ class _RunColumns(msgspec.Struct, frozen=True, kw_only=True):
     split: str = ""
 
 
-_PRECISIONS: Mapping[str, str] = {"fp8": "fp8", "fp4": "nvfp4", "bf16": "bf16", "": "bf16"}
+_PRECISIONS: Mapping[str, str] = {
+    "fp8": "fp8", "fp4": "nvfp4", "bf16": "bf16", "": "bf16", "fp16": "fp16", "mxfp8": "mxfp8",
+    "int8": "int8",
+}  # fmt: skip
 _INFERENCEMAX = re.compile(
     r"^(source_file=)?((db-dump/)?\d{4}-\d\d-\d\d|(kimi|qwen)[\w.-]*gap-analysis\.csv)"
 )
@@ -173,7 +176,13 @@ def _serving_row(number: int, cells: _RunColumns) -> ServingRow:
     """Convert a row of the table of measured runs."""
     engine, date = cells.backend, cells.measured
     is_published = cells.benchmark == "InferenceMAX"
-    model, precision = cells.model_path.rpartition("/")[2], cells.precision
+    # a checkpoint's name adds tuning, date and number format: Llama-3.3-70B-Instruct-FP8
+    model, checkpoint_format = cells.model_path.rpartition("/")[2].removeprefix("Meta-"), ""
+    while matched := _SUFFIX.search(model):
+        model = model[: matched.start()]
+        checkpoint_format = _FORMATS.get(matched[1].casefold(), checkpoint_format)
+    precision = cells.precision.casefold() or checkpoint_format
+    precision = _FORMATS.get(precision, precision)
     clients = cells.concurrency or cells.batch_size
     shares_attention = is_published and engine == "vllm" and not has_data_parallel_ranks(precision, clients)
     # Sources multiply degrees that use the same ranks: attention over tensor- or data-parallel ranks, and
@@ -260,9 +269,8 @@ compilation at the first prompts of each shape.
 
 def _step(model: str, precision: str, layout: Layout) -> tuple[ServingStep | None, str]:
     """Return the generator of the model's serving step, or None and the reason why it has none."""
-    name = _MODELS.get(model, model)
     try:
-        spec = named_model(name)
+        spec = named_model(model)
     except UsageError:
         return None, f"unknown model {model}"
     mixture = any(isinstance(block, Experts) for block in spec.blocks())
@@ -270,22 +278,25 @@ def _step(model: str, precision: str, layout: Layout) -> tuple[ServingStep | Non
     if mixture and precision in _EXPERTS_ONLY:
         matrices, experts = "bf16", _EXPERTS_ONLY[precision]
     if not matrices:
-        return None, f"unsupported precision {precision} of {spec.name}"
+        return None, f"unsupported precision {clipped(precision)} of {spec.name}"
     if spec.name.startswith("GPT-OSS"):
         matrices, experts = "bf16", "mxfp4"
     layout = layout if mixture else Layout(tp=layout.tp)
     return ServingStep(
         model=spec, layout=layout, precision=precision_of(matrices), experts=experts, fused=True,
-        cache="bf16" if precision in {"", "bf16"} else "f8E4M3FN",
+        cache="bf16" if precision in _WIDE else "f8E4M3FN",
     ), ""  # fmt: skip
 
 
-_MODELS: Mapping[str, str] = {
-    "DeepSeek-R1-NVFP4": "DeepSeek-R1",
-    "Qwen3-235B-A22B-FP8": "Qwen3-235B-A22B",
-    "Qwen3-32B-NVFP4": "Qwen3-32B",
-    "Llama-3.1-8B-Instruct": "Llama-3.1-8B",
-    "gpt-oss-120b": "GPT-OSS-120B",
-}
+_FORMATS: Mapping[str, str] = {
+    "bf16": "bf16", "bfloat16": "bf16", "fp16": "fp16", "float16": "fp16", "fp8": "fp8", "float8": "fp8",
+    "fp8_block": "fp8", "mxfp8": "mxfp8", "fp4": "fp4", "nvfp4": "fp4", "int8": "int8", "int4": "int4",
+    "w4a16": "int4", "awq": "int4", "gptq": "int4",
+}  # fmt: skip
+"""Spellings of number formats in tables and names of checkpoints."""
+_SUFFIX = re.compile(
+    rf"[-_](instruct|thinking|chat|base|it|hf|\d{{4}}|v0\.\d|{'|'.join(_FORMATS)})$", re.IGNORECASE
+)
+_WIDE = frozenset({"", "bf16", "fp16"})
 _EXPERTS_ONLY: Mapping[str, str] = {"fp4": "nvfp4", "int4": "i4"}
 """Formats of published checkpoints that apply to experts only; attention keeps 16 bits."""

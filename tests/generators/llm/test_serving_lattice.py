@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 import numpy as np
 import pytest
 
@@ -98,7 +100,18 @@ def test_what_is_not_simulated() -> None:
 
 def test_grids_reach_their_ends() -> None:
     grids = LatticeGrids.up_to(tokens=8192, sequences=200, context=5000)
-    for axis, last in ((grids.tokens, 8192), (grids.batch, 200), (grids.context, 5000), (grids.length, 5000)):
+    for axis, last in ((grids.tokens, 8192), (grids.batch, 256), (grids.context, 8192), (grids.length, 8192)):
         assert axis[-1] == last
         assert list(axis) == sorted(set(axis))
     assert grids.before[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("tokens", "sequences", "context"), [(2048, 64, 1000), (5000, 100, 3000), (16, 1, 40)]
+)
+def test_grids_of_smaller_limits_are_parts_of_larger_ones(tokens: int, sequences: int, context: int) -> None:
+    small = LatticeGrids.up_to(tokens=tokens, sequences=sequences, context=context)
+    large = LatticeGrids.up_to(tokens=16384, sequences=1024, context=8192)
+    for field in fields(LatticeGrids):
+        axis = getattr(small, field.name)
+        assert axis == getattr(large, field.name)[: len(axis)]

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hespas.simulator.serving.engine import DecodingBatch, DecodingSequence, count_times
+from hespas.simulator.serving.batch import DecodingBatch, DecodingSequence, count_times
 
 _SEQUENCES = st.lists(
     st.tuples(st.integers(1, 90), st.integers(1, 9), st.integers(0, 2)), min_size=1, max_size=80

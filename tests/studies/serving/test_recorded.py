@@ -56,7 +56,9 @@ def test_requests_that_calibrate_are_not_compared(tmp_path: Path) -> None:
     slow = _requests()
     slow.loc[:1, "first_token_s"] -= 0.01  # times per token of the first two, a seventh longer
     moved, recalibrated = _replays(tmp_path, slow)
-    for name in ("ttft_error", "tpot_error", "latency_error", "makespan_error", "tokens_per_s_error"):
+    percentiles = (f"{name}_{of}_error" for name in ("ttft", "tpot") for of in ("p50", "p90", "p99"))
+    means = ("ttft_error", "tpot_error", "latency_error", "makespan_error", "tokens_per_s_error")
+    for name in (*means, *percentiles):
         assert getattr(moved, name) == getattr(plain, name)
     assert recalibrated.tpot_error > calibrated.tpot_error + 0.1
 
@@ -155,6 +157,20 @@ def test_the_document_says_how_long_a_run_and_its_simulation_took(tmp_path: Path
     assert plain["calibrating_s"] is None
     assert calibrated["calibrating_s"] > 0
     assert f"{plain['measured_s'] / plain['computed_s']:,.0f}" in done.output
+
+
+def test_percentiles_of_equal_requests_are_their_mean(tmp_path: Path) -> None:
+    queued = np.arange(_COUNT) * 100.0  # requests that do not overlap have equal times
+    alone = _requests(queued_s=queued, first_token_s=queued + 0.02, last_token_s=queued + 0.1)
+    plain, _ = _replays(tmp_path, alone)
+    for percentile in ("p50", "p90", "p99"):
+        assert getattr(plain, f"ttft_{percentile}_error") == pytest.approx(plain.ttft_error)
+        assert getattr(plain, f"tpot_{percentile}_error") == pytest.approx(plain.tpot_error)
+    # one of eight is measured at twice the time
+    alone["first_token_s"] = queued + np.where(queued == queued[-1], 0.04, 0.02)
+    skewed, _ = _replays(tmp_path, alone)
+    assert skewed.ttft_p50_error == pytest.approx(plain.ttft_p50_error)
+    assert 1 + skewed.ttft_p99_error < 0.6 * (1 + plain.ttft_p99_error)
 
 
 def _crowd(count: int, **changes: object) -> pd.DataFrame:

@@ -24,7 +24,15 @@ from hespas.studies.serving import (
     replay_runs,
 )
 from hespas.studies.serving.curves import load_curves
-from hespas.studies.serving.fit import PRIORS, EngineFit, fit_engine, one_point, point_of
+from hespas.studies.serving.fit import (
+    PRIORS,
+    EngineFit,
+    EnginePrior,
+    engine_priors,
+    fit_engine,
+    one_point,
+    point_of,
+)
 from hespas.studies.serving.predict import MeanTimes, implied_rate
 from hespas.studies.serving.rows import deployment_of, library_of
 
@@ -163,6 +171,34 @@ def test_one_point_comes_nearer_to_its_own_run(tmp_path: Path, predictor: Servin
     assert beside is not None
     assert beside.products == pytest.approx(1.2, rel=0.01)
     assert beside.request_ns == pytest.approx(6e7, rel=0.02)
+
+
+def test_a_fit_to_one_run_starts_from_its_engine(tmp_path: Path, predictor: ServingPredictor) -> None:
+    truth = {key: prior.at for key, prior in PRIORS.items()} | {"products": 1.5, "request_ns": 8e7}
+    rows = _measured(tmp_path, predictor, Correction(**truth))
+    prior = EnginePrior(name="H100-SXM vllm", rows=6, apart=0.2, parameters=truth)
+    other = EnginePrior(name="H100-SXM sglang", rows=6, apart=0.2, parameters=truth)
+    known, unknown = (
+        evaluate_runs(rows, calibrate="one-per-deployment", predictor=predictor, priors={one.name: one})
+        for one in (prior, other)
+    )
+    errors = [
+        [abs(run.error("ttft")) for run in done.rows if run.status == "predicted"]
+        for done in (known, unknown)
+    ]
+    assert len(errors[0]) == len(errors[1]) == 5
+    assert max(errors[0]) < 0.01
+    assert max(errors[1]) > 0.05
+
+
+def test_engines_of_the_package_have_all_parameters() -> None:
+    shipped = engine_priors()
+    assert {"H100-SXM vllm", "H100-SXM sglang", "B200-SXM trtllm nvfp4 experts"} <= shipped.keys()
+    for name, prior in shipped.items():
+        assert prior.name == name
+        assert prior.parameters.keys() == PRIORS.keys()
+        for key, value in prior.parameters.items():
+            assert PRIORS[key].low <= value <= PRIORS[key].high
 
 
 def _two_releases(folder: Path, predictor: ServingPredictor, *truths: Correction) -> list[ServingRow]:

@@ -168,6 +168,25 @@ def test_a_device_is_looked_up_in_the_catalogue(system: str, device: str, tmp_pa
     assert row.reason == "unknown device moon"
 
 
+@pytest.mark.parametrize(
+    ("checkpoint", "stated", "model", "precision"),
+    [
+        ("meta-llama/Meta-Llama-3.1-8B-Instruct", "bfloat16", "Llama-3.1-8B", "bf16"),
+        ("nvidia/Llama-3.3-70B-Instruct-FP8", "", "Llama-3.1-70B", "fp8"),
+        ("deepseek-ai/DeepSeek-R1-0528-NVFP4", "", "DeepSeek-V3", "fp4"),
+        ("Qwen/Qwen3-235B-A22B-Instruct-2507", "NVFP4", "Qwen3-235B-A22B", "fp4"),
+        ("mistralai/Mixtral-8x7B-Instruct-v0.1", "fp8_block", "Mixtral-8x7B", "fp8"),
+        ("Qwen/Qwen2.5-72B-Instruct-AWQ", "fp8", "Qwen2.5-72B", "fp8"),
+    ],
+)
+def test_checkpoints_state_model_and_format(
+    checkpoint: str, stated: str, model: str, precision: str, tmp_path: Path
+) -> None:
+    (row,) = read_rows(_runs(tmp_path, {"model_path": checkpoint, "precision": stated or None}))
+    assert (row.model, row.precision, row.reason) == (model, precision, "")
+    assert "precision" not in row.assumed
+
+
 def test_runs_near_capacity_are_summarized_apart(tmp_path: Path) -> None:
     """Two sequences on one device are few; a million tokens each are more than its cache holds."""
     rows = read_rows(_runs(tmp_path, {}, {"isl": 400_000}))

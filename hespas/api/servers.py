@@ -1,0 +1,252 @@
+"""LLM servers: engine, layout, number formats and limits of the scheduler, with the options that set them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+from hespas.api.arguments import ChosenEstimator, hardware_option
+from hespas.api.lowering import DEFAULT_ESTIMATOR
+from hespas.generators.llm import Model, ServingStep, load_model, precision_of, serving_layout
+from hespas.generators.llm.serving_lattice import LatticeGrids, cached_tokens, lattice_kernels
+from hespas.graph import Diagnostics, find_dtype
+from hespas.graph.deprecation import renamed_fields
+from hespas.graph.errors import UnsupportedError, UsageError, clipped
+from hespas.graph.hints import AtLeast, AtMost, NonNegativeInt, Option, PositiveInt, check_fields
+from hespas.hardware import load_device
+from hespas.simulator.serving import Correction, Policy, StepTimes, models_of, policy_of, step_times
+
+__all__ = [
+    "LAYOUT",
+    "SCHEDULER",
+    "ChunkedPrompts",
+    "ExpertDtype",
+    "GpuMemoryUtilization",
+    "KvCacheDtype",
+    "KvCacheTokens",
+    "PromptOverhead",
+    "RequestOverhead",
+    "SequenceOverhead",
+    "ServedModel",
+    "Server",
+    "ServingEngine",
+    "ServingPrecision",
+    "StepOverhead",
+]
+
+_MAX_OVERHEAD = 1e9
+"""Limit of overheads: a quarter of an hour per step [us], and more than a week per request [ms]."""
+
+_MOST_OF_A_STEP = "these kernels are most of the time of a step"
+_UNSEEN: Mapping[str, str] = {
+    "learned.unseen-device": _MOST_OF_A_STEP,
+    "composite.unseen-device": _MOST_OF_A_STEP,
+}
+"""Notes on the diagnostics about matmuls and attention that were not measured on the device."""
+
+
+LAYOUT, SCHEDULER, _HOST = "Layout and number formats", "Scheduler and cache", "Host"
+"""Headings of ``--help``."""
+_NonNegative = Annotated[float, AtLeast(0)]
+
+
+def _number(help_text: str, panel: str, metavar: str = "N") -> Option:
+    return Option(help_text, panel=panel, metavar=metavar)
+
+
+ServedModel = Annotated[
+    str | Path | Model,
+    Option(
+        "Built-in model or model file.",
+        metavar="MODEL|FILE.toml",
+        completes="models",
+        is_argument=True,
+        is_text=True,
+    ),
+]
+_Hardware = Annotated[str, hardware_option("Estimate durations on this device (see 'hespas hardware list').")]
+ServingEngine = Annotated[
+    Literal["vllm", "sglang", "trtllm"],
+    Option("Model the scheduler and all-reduce of this serving engine.", panel=SCHEDULER),
+]
+_Dp = Annotated[PositiveInt, _number("Set data-parallel attention replicas (round-robin).", LAYOUT)]
+_Tp = Annotated[PositiveInt, _number("Set tensor-parallel ranks.", LAYOUT)]
+_Ep = Annotated[PositiveInt, _number("Set expert-parallel ranks.", LAYOUT)]
+ServingPrecision = Annotated[
+    str,
+    Option("Set the precision: bf16, fp16, fp8, mxfp8, nvfp4, int8.", metavar="NAME", panel=LAYOUT),
+]
+ExpertDtype = Annotated[
+    str,
+    Option("Set the element type of experts (default: from `precision`).", metavar="TYPE", panel=LAYOUT),
+]
+KvCacheDtype = Annotated[str, Option("Set the element type of the KV cache.", metavar="TYPE", panel=LAYOUT)]
+_Tokens = Annotated[
+    NonNegativeInt,
+    _number("Limit tokens per step (vLLM: max-num-batched-tokens; 0: the engine's default).", SCHEDULER),
+]
+_Sequences = Annotated[
+    NonNegativeInt,
+    _number("Limit concurrent sequences (vLLM: max-num-seqs; 0: the engine's default).", SCHEDULER),
+]
+ChunkedPrompts = Annotated[
+    bool | None,
+    Option(
+        "Split a prompt that exceeds a step, or schedule it whole (default: the engine's).",
+        flag="chunked/whole-prompts",
+        panel=SCHEDULER,
+    ),
+]
+GpuMemoryUtilization = Annotated[
+    float,
+    AtLeast(0.01),
+    AtMost(1),
+    _number("Set the fraction of device memory to use.", SCHEDULER, "X"),
+]
+KvCacheTokens = Annotated[
+    NonNegativeInt,
+    _number("Set the KV-cache size per replica in tokens (0: all free memory).", SCHEDULER),
+]
+StepOverhead = Annotated[_NonNegative, _number("Set the CPU overhead per step in microseconds.", _HOST, "US")]
+SequenceOverhead = Annotated[
+    _NonNegative, _number("Set the CPU overhead per sequence of a step in microseconds.", _HOST, "US")
+]
+PromptOverhead = Annotated[
+    _NonNegative, _number("Set the CPU overhead per prompt of a step in microseconds.", _HOST, "US")
+]
+RequestOverhead = Annotated[
+    _NonNegative, _number("Set the fixed latency per request before queueing in milliseconds.", _HOST, "MS")
+]
+
+
+@renamed_fields(
+    stack="engine",
+    experts="expert_dtype",
+    cache="kv_cache_dtype",
+    max_sequences="max_num_seqs",
+    memory_share="gpu_memory_utilization",
+    cache_tokens="kv_cache_tokens",
+    host_us="step_overhead_us",
+    request_ms="request_overhead_ms",
+)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Server:
+    """LLM server: an ``engine`` (vllm, sglang, trtllm) with ``tp`` tensor-parallel ranks and ``dp`` replicas
+    of attention, which each serve a share of the requests. Experts are distributed over ``ep`` ranks.
+
+    ``expert_dtype`` is the element type of experts (empty: from ``precision``), ``kv_cache_dtype`` the
+    element type of the KV cache. The server uses at most the fraction ``gpu_memory_utilization`` of the
+    memory of a device. ``kv_cache_tokens`` is the size of the KV cache per replica in tokens (0: all free
+    memory). Overheads of the host are ``step_overhead_us`` per step, ``sequence_us`` per sequence and
+    ``prompt_us`` per prompt in the step, and ``request_overhead_ms`` per request before its first step.
+    """
+
+    model: ServedModel
+    hardware: _Hardware
+    engine: ServingEngine = "vllm"
+    dp: _Dp = 1
+    tp: _Tp = 1
+    ep: _Ep = 1
+    precision: ServingPrecision = "bf16"
+    expert_dtype: ExpertDtype = ""
+    kv_cache_dtype: KvCacheDtype = "bf16"
+    max_batched_tokens: _Tokens = 0
+    max_num_seqs: _Sequences = 0
+    chunked: ChunkedPrompts = None
+    gpu_memory_utilization: GpuMemoryUtilization = 0.9
+    kv_cache_tokens: KvCacheTokens = 0
+    step_overhead_us: StepOverhead = 0.0
+    sequence_us: SequenceOverhead = 0.0
+    prompt_us: PromptOverhead = 0.0
+    request_overhead_ms: RequestOverhead = 0.0
+    estimator: ChosenEstimator = DEFAULT_ESTIMATOR
+
+    def __post_init__(self) -> None:
+        """Raise ``UsageError`` for values that are not allowed."""
+        check_fields(self)
+        precision_of(self.precision)
+        for name in ("kv_cache_dtype", "expert_dtype"):
+            if (dtype := getattr(self, name)) and find_dtype(dtype) is None:
+                raise UsageError(
+                    f"`{name}={clipped(dtype)}` is not an element type",
+                    hint="use bf16, f16, f8E4M3FN, i8, ...",
+                )
+        for name in ("step_overhead_us", "sequence_us", "prompt_us", "request_overhead_ms"):
+            if not 0 <= getattr(self, name) <= _MAX_OVERHEAD:
+                raise UsageError(
+                    f"invalid `{name}={getattr(self, name):g}`",
+                    hint=f"use a value from 0 to {_MAX_OVERHEAD:g}",
+                )
+        self.policy()
+
+    def policy(self) -> Policy:
+        """Return the scheduling policy of the server's engine, with the limits that the server sets. Raises
+        ``UsageError``.
+        """
+        return policy_of(
+            self.engine,
+            tokens=self.max_batched_tokens or None,
+            sequences=self.max_num_seqs or None,
+            chunked=self.chunked,
+        )
+
+    def files(self) -> list[Path]:
+        """Return the input files of the server: a model or device file of the user."""
+        names = [Path(source) for source in (self.model, self.hardware) if not isinstance(source, Model)]
+        return [path for path in names if path.suffix == ".toml" or path.name != str(path)]
+
+    def step(self) -> ServingStep:
+        """Return the serving step that generates the kernels of this server. Without ``ep``, experts are
+        sharded over all ranks. Raises ``UsageError`` for an unknown model.
+        """
+        model = self.model if isinstance(self.model, Model) else load_model(str(self.model))
+        return ServingStep(
+            model=model,
+            layout=serving_layout(model, tp=self.tp, dp=self.dp, ep=self.ep),
+            precision=precision_of(self.precision),
+            cache=self.kv_cache_dtype,
+            experts=self.expert_dtype,
+            fused=True,
+        )
+
+    def times(self, step: ServingStep, context: int, diagnostics: Diagnostics) -> StepTimes:
+        """Return the estimated times of the server's steps, for sequences of at most ``context`` tokens."""
+        policy = self.policy()
+        grids = LatticeGrids.up_to(
+            tokens=policy.tokens, sequences=min(policy.sequences, policy.tokens), context=max(context, 128)
+        )
+        estimated = Diagnostics()
+        times = step_times(
+            lattice_kernels(step, grids),
+            load_device(self.hardware),
+            models_of(self.engine, self.estimator),
+            num_ranks=step.layout.ranks,
+            diagnostics=estimated,
+        )
+        diagnostics.extend(estimated.as_warnings(_UNSEEN))
+        overheads = Correction(
+            step_ns=self.step_overhead_us * 1e3,
+            sequence_ns=self.sequence_us * 1e3,
+            prompt_ns=self.prompt_us * 1e3,
+            request_ns=self.request_overhead_ms * 1e6,
+        )
+        return times.corrected(overheads)
+
+    def cache_size(self, step: ServingStep) -> float:
+        """Return the size of the KV cache of a replica in tokens. Raises ``UnsupportedError`` if the
+        weights leave no memory for it.
+        """
+        if self.kv_cache_tokens:
+            return float(self.kv_cache_tokens)
+        device, policy = load_device(self.hardware), self.policy()
+        memory = device.main_memory.capacity_bytes * self.gpu_memory_utilization
+        sequences = min(policy.sequences, policy.tokens)
+        tokens = cached_tokens(step, memory, tokens=policy.tokens, sequences=sequences)
+        if tokens < 1:
+            raise UnsupportedError(
+                f"the weights of {step.model.name} leave no memory for a KV cache in {memory / 1e9:,.0f} GB",
+                hint="use a larger `tp`, a narrower `precision`, or `kv_cache_tokens`",
+            )
+        return float(int(tokens))

@@ -1,0 +1,197 @@
+"""``hespas serve --sla``: rows equal single runs, the best is the best, and limits that nothing holds."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+import hespas
+from hespas.api import Server, ServingPlanResult
+from hespas.cli.main import app
+from hespas.graph.errors import UnsupportedError, UsageError
+
+_SPACES: dict[str, dict[str, Any]] = {
+    "open": {
+        "model": "Llama-3-8B", "requests": "poisson:prompt=600,output=60,ratio=0.5,requests=80",
+        "hardware": ["H100-SXM", "MI300X"], "devices": 2, "sla": "ttft=300ms,tpot=12ms",
+        "max_batched_tokens": [512, 2048], "max_num_seqs": [4, 64],
+    },
+    "full cache": {
+        "model": "Llama-3-8B", "requests": "closed:prompt=500,output=300,ratio=0.4,requests=90",
+        "hardware": "H100-SXM", "devices": 1, "sla": "ttft=2s,tpot=11ms", "engine": "sglang",
+        "kv_cache_tokens": 9000, "max_batched_tokens": [1024], "max_num_seqs": [8, 32], "percentile": "mean",
+    },
+    "experts": {
+        "model": "Qwen3-30B-A3B", "requests": "bursts:prompt=256,output=40,requests=64,burst=4",
+        "hardware": "B200-SXM", "devices": 2, "sla": "latency=1s", "engine": "trtllm", "precision": "fp8",
+        "max_batched_tokens": 2048, "max_num_seqs": [16, 0], "percentile": "p99", "chunked": True,
+    },
+}  # fmt: skip
+_LIMITED = ("ttft_ms", "tpot_ms", "latency_ms")
+
+
+@pytest.fixture(scope="module", params=sorted(_SPACES))
+def plan(request: pytest.FixtureRequest) -> tuple[dict[str, Any], ServingPlanResult]:
+    space = _SPACES[request.param]
+    return space, hespas.plan_serving(**space)
+
+
+def _served(space: dict[str, Any], row: Any, requests: str = "") -> dict[str, Any]:
+    """Return the figures of a single run with the settings of a row."""
+    shared = ("model", "engine", "precision", "kv_cache_tokens")
+    names = ("hardware", "dp", "tp", "ep", "max_batched_tokens", "max_num_seqs", "chunked")
+    settings = {name: space[name] for name in shared if name in space}
+    server = Server(**settings, **{name: getattr(row, name) for name in names})
+    done = hespas.serve(server, requests or row.requests)
+    document, figure = done.document(), space.get("percentile", "p90")
+    times = {f"{entry.what}_ms": getattr(entry, f"{figure}_ms") for entry in document.times}
+    return {name: times[name] for name in _LIMITED} | {
+        "requests_per_s": document.requests_per_s,
+        "output_tokens_per_s": document.output_tokens_per_s,
+        "output_tokens_per_s_per_device": document.output_tokens_per_s_per_rank,
+        "kv_cache_tokens": document.cache_tokens,
+        "put_back": document.put_back,
+        "devices": document.ranks,
+        "basis": done.basis_text,
+    }
+
+
+def test_every_row_equals_a_single_run(plan: tuple[dict[str, Any], ServingPlanResult]) -> None:
+    space, done = plan
+    frontier = [row for row in done.frontier if row not in done.rows]
+    for row in (*done.rows, *frontier[:4]):
+        for name, value in _served(space, row).items():
+            found = getattr(row, name)
+            assert found == (value if isinstance(value, str) else pytest.approx(value, rel=1e-9)), name
+
+
+def test_the_next_load_does_not_hold(plan: tuple[dict[str, Any], ServingPlanResult]) -> None:
+    space, done = plan
+    row = done.best
+    assert row.is_within
+    following = row.limited_by.rpartition(f"{done.setting}=")[2]
+    assert 1 < float(following) / row.load <= max(1.04, 1 + 1 / row.load)
+    text = row.requests.replace(f"{done.setting}={row.load:.10g}", f"{done.setting}={following}")
+    assert text != row.requests
+    figures = _served(space, row, text)
+    missed = [name for name, limit in done.sla_ms.items() if figures[f"{name}_ms"] > limit]
+    assert missed or "too short" in row.limited_by
+    assert all(f"{name} {figures[f'{name}_ms']:,.1f} ms" in row.limited_by for name in missed)
+
+
+def test_the_account_adds_up_and_the_best_is_first(plan: tuple[dict[str, Any], ServingPlanResult]) -> None:
+    _, done = plan
+    account = done.account
+    assert account.configurations == account.against_rules + account.beyond_memory + account.compared
+    assert sum(row.equal for row in done.rows) == account.compared
+    within = [row for row in done.rows if row.is_within]
+    assert list(done.rows[: len(within)]) == within
+    limits = {f"{name}_ms": limit for name, limit in done.sla_ms.items()}
+    assert all(getattr(row, name) <= limit for row in within for name, limit in limits.items())
+    if done.setting == "rate":
+        values = [row.load / row.devices for row in within]
+    else:
+        values = [row.output_tokens_per_s_per_device for row in within]
+    assert values == sorted(values, reverse=True)
+    for first, second in zip(done.frontier, done.frontier[1:], strict=False):
+        assert first.latency_ms < second.latency_ms
+        assert first.output_tokens_per_s_per_device < second.output_tokens_per_s_per_device
+    for row in done.rows:
+        assert (
+            any(
+                point.latency_ms <= row.latency_ms
+                and point.output_tokens_per_s_per_device >= row.output_tokens_per_s_per_device
+                for point in done.frontier
+            )
+            or "too short" in row.limited_by
+        )
+    frame = done.to_pandas()
+    assert len(frame) == len(done.rows)
+    assert {"loses_by", "basis", "price_per_million_tokens"} <= set(frame.columns)
+
+
+def _serve(*arguments: object) -> Result:
+    return CliRunner().invoke(app, ["serve", "Llama-3-8B", *map(str, arguments)], env={"COLUMNS": "400"})
+
+
+_SMALL = ("--hardware", "H100-SXM", "--devices", 1, "--max-num-seqs", 32, "--max-batched-tokens", 2048)
+_PROCESS = ("--requests", "closed:prompt=128,output=16,requests=16")
+
+
+def test_the_command_prints_and_writes_the_search(tmp_path: Path) -> None:
+    document, rows, page, prices = (tmp_path / name for name in ("a.json", "a.csv", "a.html", "prices.toml"))
+    prices.write_text('[[device]]\nname = "H100-SXM"\nprice_per_hour = 3.6\n', encoding="utf-8")
+    files = ("--json", document, "--out", rows, "--html", page, "--prices", prices, "--objective", "price")
+    done = _serve(*_SMALL, *_PROCESS, "--sla", "ttft=500ms,tpot=30ms", *files)
+    assert done.exit_code == 0, done.output
+    lines = done.stdout.splitlines()
+    assert "TTFT p90 <= 500 ms, TPOT p90 <= 30 ms" in lines[0]
+    assert lines[1].startswith("basis: ")
+    assert lines[2].startswith("2 configurations: 0 violate rules of layouts, 0 exceed the memory")
+    assert "Pareto frontier" in done.stdout
+    found = json.loads(document.read_bytes())
+    assert found["schema"] == "hespas.serving-plan/1"
+    assert found["inputs"] == [str(prices)]
+    best = found["rows"][0]
+    assert best["price_per_million_tokens"] == pytest.approx(1e9 / (best["output_tokens_per_s"] * 1e6))
+    assert rows.read_text(encoding="utf-8").count("\n") == 1 + len(found["rows"])
+    assert "chart-pareto" in page.read_text(encoding="utf-8")
+
+
+def test_limits_that_nothing_holds_name_the_nearest() -> None:
+    done = _serve(*_SMALL, *_PROCESS, "--sla", "ttft=500ms,tpot=1ms")
+    assert done.exit_code == 1
+    assert "no configuration holds TTFT p90 <= 500 ms, TPOT p90 <= 1 ms; the nearest has tpot " in done.stderr
+    assert "at 1 concurrent request with tp1" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (("--sla", "ttft=500"), "invalid limit 'ttft=500'"),
+        (("--sla", "speed=5ms"), "expected one of ttft, tpot, latency"),
+        (("--sla", "ttft=1s,ttft=2s"), "each once"),
+        (("--sla", "ttft=0ms"), "a time above 0"),
+        (("--sla", "tpot=30ms"), "no maximum without a limit of the waiting time"),
+        (("--sla", "ttft=1s", "--requests", "poisson:rate=3"), "--sla searches rate="),
+        (("--sla", "ttft=1s", "--requests", "log.csv"), "a search needs an arrival process"),
+        (("--sla", "ttft=1s", "--requests", "poisson:speed=3"), "has no setting 'speed'"),
+        (("--sla", "ttft=1s", "--tp", "0"), "--tp 0: expected 1 or more"),
+        (("--sla", "ttft=1s", "--tp", "x"), "invalid list 'x'"),
+        (("--sla", "ttft=1s", "--tp", "3"), "no layout has the wanted number of devices"),
+        (("--sla", "ttft=1s", "--objective", "price"), "the price per device-hour of H100-SXM is unknown"),
+        (("--sla", "ttft=1s", "--per-request"), "exclude each other"),
+        (("--requests", "closed:requests=2"), "--devices requires --sla"),
+    ],
+)
+def test_wrong_searches_are_refused(arguments: tuple[str, ...], text: str) -> None:
+    done = _serve("--hardware", "H100-SXM", "--devices", 2, *arguments)
+    assert done.exit_code == 2, done.output
+    assert text in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (("--sla", "ttft=1s"), "--devices is required with --sla"),
+        (("--tp", "1,2", "--requests", "closed:requests=2"), "several values of --tp require --sla"),
+        ((), "--requests is required"),
+    ],
+)
+def test_single_runs_and_searches_have_their_options(arguments: tuple[str, ...], text: str) -> None:
+    done = _serve("--hardware", "H100-SXM", *arguments)
+    assert done.exit_code == 2, done.output
+    assert text in done.stderr
+
+
+def test_errors_of_all_configurations() -> None:
+    with pytest.raises(UnsupportedError, match="leave no memory for a KV cache"):
+        hespas.plan_serving("Llama-3-70B", hardware="H100-SXM", devices=1, sla="ttft=1s")
+    with pytest.raises(UnsupportedError, match="Mamba layers"):
+        hespas.plan_serving("Mamba2-130M", hardware="H100-SXM", devices=1, sla="ttft=1s")
+    with pytest.raises(UsageError, match="no experts to distribute"):
+        hespas.plan_serving("Llama-3-8B", hardware="H100-SXM", devices=2, tp=2, ep=2, sla="ttft=1s")
