@@ -1,7 +1,7 @@
 """Few measurements of a new device.
 
     python -m benchmarks.carry_over.few_rows --tables DIR [--part NAME ...] [--siblings] [--draws N]
-                                             [--device NAME ...] [--count N ...]
+                                             [--device NAME ...] [--count N ...] [--kit]
 
 Each device of a table is taken for new: its architecture is left out of the shipped model (``--siblings``:
 the device alone), then some of its ``calib`` rows are drawn at random, and its ``devval`` rows are predicted
@@ -13,6 +13,10 @@ by
 
 A line tells the MAPE of each, the error that the card of the adapted model promises, and what of the rows
 lies in its 90 % intervals.
+
+With ``--kit``, the last line of a device has the rows nearest to the shapes of the measurement kit (``hespas
+hardware measure --kit``) in place of random ones. All lines are then of rows that the kit could measure: its
+number format, and the library that most rows of the device are from.
 """
 
 from __future__ import annotations
@@ -40,9 +44,11 @@ from hespas.fitting.device_forms import classes_of, fit_class
 from hespas.fitting.learned_parts import PARTS, LearnedPart, rows_for, rows_of_part
 from hespas.fitting.own_models import adaptable, adapted
 from hespas.fitting.rows import known_variants
-from hespas.graph.columns import FloatArray
+from hespas.graph.columns import FloatArray, IntArray
 from hespas.hardware import ANY, Device, named_device
 from hespas.measurements import Measurements, read_measurements
+from hespas.measurements.kit import kit_operations, kit_shapes
+from hespas.operations import KINDS, Operations
 
 __all__ = ["Curve", "curves", "main"]
 
@@ -52,12 +58,13 @@ _SCORED = 1500
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curve:
-    """Errors (MAPE) with ``rows`` of a device; ``promised`` is the error on the card of the adapted model,
-    ``coverage`` of its intervals.
+    """Errors (MAPE) with ``rows`` of a device, which are random or (``is_kit``) nearest to the kit's shapes;
+    ``promised`` is the error on the card of the adapted model, ``coverage`` of its intervals.
     """
 
     device: str
     rows: int
+    is_kit: bool
     zero: float
     form: float
     adapted: float
@@ -82,6 +89,7 @@ def curves(
     seeds: Sequence[int],
     counts: Sequence[int] = _COUNTS,
     devices: Sequence[str] = (),
+    kit: bool = False,
 ) -> Iterator[Curve]:
     """Every device of a table taken for new."""
     table = table.take(rows_of_part(part, table))
@@ -99,23 +107,61 @@ def curves(
         with TemporaryDirectory() as folder:
             save_model(model, Path(folder))
             others = _Others(part, model, Path(folder))
+            rows, device = table.on(new.name), named_device(new.name)
+            shapes: Operations | None = None
+            if kit:
+                shapes, rows = _kit_and_its_class(device, rows)
+                if not len(shapes):
+                    continue
             for seed in seeds:
-                yield from _curve(others, table.on(new.name), named_device(new.name), seed, counts)
+                yield from _curve(others, rows, shapes, seed, counts)
+
+
+def _kit_and_its_class(device: Device, rows: Measurements) -> tuple[Operations, Measurements]:
+    """The shapes of the kit in a kind and number format of the rows, and the rows in that format, of the
+    library that most of them are from.
+    """
+    shapes = kit_operations(kit_shapes(device), device)
+    shapes = shapes.take(
+        np.intersect1d(shapes.kind.where(*rows.ops.kind.used()), shapes.scheme.where(*rows.ops.scheme.used()))
+    )
+    rows = rows.take(rows.ops.scheme.where(*shapes.scheme.used()))
+    variant = rows.ops.variant
+    library = max(variant.used(), key=lambda name: len(variant.where(name)), default="")
+    return shapes, rows.take(variant.where(library))
+
+
+def nearest_rows(table: Measurements, shapes: Operations) -> IntArray:
+    """For each shape of the kit the number of the nearest row, by log2 of the sizes; no row twice."""
+    names = [name for name in KINDS[shapes.kind[0]] if name != "pairs"]
+
+    def position(ops: Operations) -> FloatArray:
+        sizes = np.stack([np.nan_to_num(ops.dim(name), nan=1.0) for name in names], axis=1)
+        return np.log2(np.maximum(sizes, 1.0))
+
+    rows, found = position(table.ops), list[int]()
+    for shape in position(shapes):
+        distance = ((rows - shape) ** 2).sum(axis=1)
+        distance[found] = np.inf
+        found.append(int(np.argmin(distance)))
+    return np.sort(np.array(found, np.int64))
 
 
 def _curve(
-    others: _Others, table: Measurements, device: Device, seed: int, counts: Sequence[int]
+    others: _Others, table: Measurements, shapes: Operations | None, seed: int, counts: Sequence[int]
 ) -> Iterator[Curve]:
+    device = named_device(table.hardware[0])
     part, model, cards = others.part, others.model, cards_in(others.folder)
     draw = np.random.default_rng(seed)
     calib, scored = table.part("calib"), table.part("devval")
     scored = scored.take(np.sort(draw.permutation(len(scored))[:_SCORED]))
     order = draw.permutation(len(calib))
     zero = _said(model, scored, device)
-    for count in counts:
-        if count > len(calib):
-            return
-        some = calib.take(np.sort(order[:count]))
+    choices = [(np.sort(order[:count]), False) for count in counts if count <= len(calib)]
+    if shapes is not None:
+        choices.append((nearest_rows(calib, shapes), True))
+    for rows, is_kit in choices:
+        some = calib.take(rows)
         found = adaptable(part, rows_for(part, some, {device.name: device}), device, cards, seed=0)
         errors = [_error(zero, scored), _error(_of_form(some, scored, device), scored), np.nan]
         promised = coverage = np.nan
@@ -130,7 +176,8 @@ def _curve(
             coverage = float(within[covered].mean())
         yield Curve(
             device=device.name,
-            rows=count,
+            rows=len(rows),
+            is_kit=is_kit,
             zero=errors[0],
             form=errors[1],
             adapted=errors[2],
@@ -167,7 +214,8 @@ def _error(said_ns: FloatArray, table: Measurements) -> float:
 def _line(name: str, curve: Curve) -> str:
     shares = (curve.zero, curve.form, curve.adapted, curve.promised)
     shown = "".join(f"{share:8.1%}" for share in shares)
-    return f"{name:24s} {curve.device:20s} {curve.rows:6,d}{shown}{curve.coverage:8.0%}\n"
+    rows = f"kit {curve.rows}" if curve.is_kit else f"{curve.rows:,d}"
+    return f"{name:24s} {curve.device:20s} {rows:>6s}{shown}{curve.coverage:8.0%}\n"
 
 
 def main() -> None:
@@ -178,6 +226,7 @@ def main() -> None:
     parser.add_argument("--siblings", action="store_true", help="with the others of its architecture")
     parser.add_argument("--device", action="append", default=[], help="devices (default: all)")
     parser.add_argument("--count", action="append", type=int, help="numbers of rows")
+    parser.add_argument("--kit", action="store_true", help="compare with rows nearest to the kit's shapes")
     parser.add_argument("--draws", type=int, default=3, help="draws of rows (default: 3)")
     arguments = parser.parse_args()
     wanted = arguments.part or ["gemm-bf16"]
@@ -194,13 +243,14 @@ def main() -> None:
             seeds=range(arguments.draws),
             counts=counts,
             devices=arguments.device,
+            kit=arguments.kit,
         ):
             sys.stdout.write(_line(part.name, curve))
             sys.stdout.flush()
             found.append(curve)
-        for count in counts:
-            if some := [each for each in found if each.rows == count]:
-                sys.stdout.write(_line(part.name, _mean(some)))
+        for kind in dict.fromkeys((curve.is_kit, 0 if curve.is_kit else curve.rows) for curve in found):
+            some = [each for each in found if (each.is_kit, 0 if each.is_kit else each.rows) == kind]
+            sys.stdout.write(_line(part.name, _mean(some)))
 
 
 def _mean(some: Sequence[Curve]) -> Curve:
@@ -210,6 +260,7 @@ def _mean(some: Sequence[Curve]) -> Curve:
     return Curve(
         device="all",
         rows=some[0].rows,
+        is_kit=some[0].is_kit,
         zero=mean("zero"),
         form=mean("form"),
         adapted=mean("adapted"),

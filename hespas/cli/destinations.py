@@ -84,10 +84,12 @@ def _is_same_file(one: Path, other: Path) -> bool:
         return False
 
 
-def check_suffix(out: Path, suffix: str, example: str) -> None:
+def check_suffix(out: Path, suffix: str | tuple[str, ...], example: str) -> None:
     """Raise ``UsageError`` if the file of ``--out`` has another suffix."""
-    if out.suffix != suffix:
-        raise UsageError(f"--out: expected a {suffix} file", path=str(out), hint=f"--out {example}")
+    suffixes = (suffix,) if isinstance(suffix, str) else suffix
+    if out.suffix not in suffixes:
+        expected = " or ".join(suffixes)
+        raise UsageError(f"--out: expected a {expected} file", path=str(out), hint=f"--out {example}")
 
 
 def hardware_files(*hardware: str) -> list[Path]:

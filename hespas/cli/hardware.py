@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from shlex import quote
+from typing import Annotated, Literal
 
 import typer
 
 from hespas.cli.command import LISTING, Call, command
 from hespas.cli.destinations import AsJson, ListFile, check_reports, check_suffix, list_file, report_folder
-from hespas.cli.terminal import emit, report_diagnostics
+from hespas.cli.terminal import emit, progress_bar, report_diagnostics
 from hespas.graph.errors import UsageError, clipped
 from hespas.graph.hints import Option
+from hespas.report.texts import counted
 
 __all__ = [
     "app",
@@ -49,9 +51,27 @@ def parse_devices(text: str) -> int | tuple[int, ...] | None:
 _Name = Annotated[
     str, Option("Device name or hardware file.", metavar="NAME|FILE", is_argument=True, access="reads")
 ]
-_Out = Annotated[Path, Option("Write the hardware file to FILE.toml.", metavar="FILE.toml", access="writes")]
+_Out = Annotated[
+    Path,
+    Option(
+        "Write the hardware file to FILE.toml; with --kit the table to FILE.parquet or FILE.csv.",
+        metavar="FILE",
+        access="writes",
+    ),
+]
 _NewName = Annotated[str, Option("Set the name of the device in the file.")]
-_OverwriteDevice = Annotated[bool, Option("Replace FILE.toml if it exists.")]
+_OverwriteDevice = Annotated[bool, Option("Replace FILE if it exists.")]
+_Kit = Annotated[
+    bool,
+    Option("Measure shapes that identify --device, for calibrate --table; fit nothing."),
+]
+_KitDevice = Annotated[
+    str, Option("Device of this machine that --kit measures.", metavar="NAME|FILE", access="reads")
+]
+_KitFramework = Annotated[
+    Literal["auto", "torch", "jax"],
+    Option("Framework that runs the operations of --kit; auto is torch if it is installed."),
+]
 _SystemName = Annotated[
     str,
     Option(
@@ -116,21 +136,59 @@ def hardware_show(call: Call, *, name: _Name) -> None:
 
 
 @app.command("measure")
-@command(without=LISTING)
+@command(without=LISTING, progress="measuring")
 def hardware_measure(
-    call: Call, *, out: _Out, name: _NewName = "this-cpu", overwrite: _OverwriteDevice = False
+    call: Call,
+    *,
+    out: _Out,
+    name: _NewName = "this-cpu",
+    kit: _Kit = False,
+    device: _KitDevice = "",
+    framework: _KitFramework = "auto",
+    overwrite: _OverwriteDevice = False,
 ) -> None:
-    """Measure the CPU of this machine (about ten seconds) and write it as a hardware file."""
+    """Measure the CPU of this machine (about ten seconds) and write it as a hardware file.
+
+    With --kit, measure a table of operations of any device in PyTorch or JAX (a few minutes).
+
+    hespas hardware measure --out my-cpu.toml
+    hespas hardware measure --kit --device L40S --out kit.parquet
+    """
     from hespas.files.output import check_destination
-    from hespas.hardware import write_device
+    from hespas.hardware import load_device, write_device
     from hespas.hardware.measure import measure_cpu
 
-    check_suffix(out, ".toml", "my-cpu.toml")
+    excluded = ("name",) if kit else ("device", "framework")
+    for option in excluded:
+        if call.is_written(option):
+            text = "--kit excludes --name" if kit else f"--{option} requires --kit"
+            raise UsageError(text, hint="leave it out" if kit else "add --kit, or leave it out")
+    if kit and not device:
+        raise UsageError("--kit requires --device", hint="--device NAME, or a hardware file of this device")
+    if kit:
+        check_suffix(out, (".parquet", ".csv"), "kit.parquet")
+    else:
+        check_suffix(out, ".toml", "my-cpu.toml")
     check_destination(out, overwrite=overwrite)
-    device = measure_cpu(name=name, diagnostics=call.diagnostics)
-    write_device(device, out, overwrite=overwrite)
+    if not kit:
+        measured = measure_cpu(name=name, diagnostics=call.diagnostics)
+        write_device(measured, out, overwrite=overwrite)
+        report_diagnostics(call.diagnostics, out)
+        emit(f"{out}: {measured.description}")
+        return
+    from hespas.measurements.kit import measure_kit, write_kit
+    from hespas.measurements.kit_frameworks import open_framework
+
+    of_kit = load_device(device)
+    with progress_bar("measuring", call.texts["progress"]) as callback:
+        done = measure_kit(of_kit, open_framework(framework), progress=callback, diagnostics=call.diagnostics)
+    write_kit(done, out, overwrite=overwrite)
     report_diagnostics(call.diagnostics, out)
-    emit(f"{out}: {device.description}")
+    skipped = f", {done.skipped} skipped" if done.skipped else ""
+    emit(
+        f"{out}: {counted(len(done.frame), 'shape')} of {of_kit.name} measured{skipped}; next: "
+        f"hespas-validate calibrate --hardware {quote(device)} --table {quote(str(out))} --out FILE.toml"
+    )
 
 
 @app.command("system")

@@ -10,14 +10,14 @@ from __future__ import annotations
 import os
 import platform
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import pairwise
 from math import nan
 from pathlib import Path
-from statistics import median
+from statistics import median, pstdev
 from typing import Literal, cast
 
 import numpy as np
@@ -28,7 +28,18 @@ from hespas.graph.errors import UsageError
 from hespas.hardware.devices import Device, Memory, Peak
 from hespas.hardware.typed_toml import FigureSource
 
-__all__ = ["CpuProbe", "TimedSample", "cpu_name", "measure_cpu"]
+__all__ = [
+    "CpuProbe",
+    "TimedLoops",
+    "TimedSample",
+    "cpu_name",
+    "measure_cpu",
+    "median_time",
+    "warn_unsteady",
+]
+
+TimedLoops = Callable[[int], float]
+"""Function that runs a call a number of times, and returns the time of all runs [ns]."""
 
 _FLOAT_TYPES: tuple[tuple[str, type[np.floating]], ...] = (("f64", np.float64), ("f32", np.float32))
 _VECTOR_TYPES: tuple[tuple[str, type[np.number]], ...] = (*_FLOAT_TYPES, ("i32", np.int32))
@@ -64,11 +75,33 @@ class CpuProbe:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimedSample:
-    """Time of one call [ns]: the median over ``repeats``, and the spread (slowest - fastest) / median."""
+    """Time of one call [ns]: the median over ``repeats``, the spread (slowest - fastest) / median, and the
+    standard deviation (NaN: unknown).
+    """
 
     median_ns: float
     spread: float
     repeats: int
+    std_ns: float = nan
+
+
+def median_time(timed: TimedLoops, *, sample_ns: int, repeats: int) -> TimedSample:
+    """Return the time of one call from ``repeats`` loops. Each loop lasts at least ``sample_ns``, to hide the
+    resolution of the clock and the cost of the loop.
+
+    Raises ``UsageError`` if the clock does not advance.
+    """
+    loops = 1
+    while (elapsed := timed(loops)) < sample_ns and loops < _MAX_LOOPS:
+        # Exceed the target, by at most a factor of ten: the first readings are the noisiest.
+        growth = min(max(sample_ns * 5 // 4 // max(int(elapsed), 1), 2), 10)
+        loops = min(loops * growth, _MAX_LOOPS)
+    times = [timed(loops) / loops for _ in range(repeats)]
+    middle = median(times)
+    if middle <= 0:
+        raise UsageError("the measured time is 0: the clock is too coarse", hint="use a larger sample_ns")
+    spread = (max(times) - min(times)) / middle
+    return TimedSample(median_ns=middle, spread=spread, repeats=repeats, std_ns=pstdev(times))
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,22 +123,14 @@ class _Bench:
     spreads: list[float] = field(default_factory=list[float])
 
     def sample(self, call: Callable[[], object]) -> TimedSample:
-        """Time ``call`` in loops that are long enough to hide the clock's resolution and the cost of the
-        loop.
-        """
+        """Time ``call``, after a first call that is not timed."""
         call()  # first touch of the pages, start of the thread pools
-        target_ns, loops = self.plan.sample_ns, 1
-        while (elapsed := self._elapsed(call, loops)) < target_ns and loops < _MAX_LOOPS:
-            # Exceed the target, by at most a factor of ten: the first readings are the noisiest.
-            growth = min(max(target_ns * 5 // 4 // max(elapsed, 1), 2), 10)
-            loops = min(loops * growth, _MAX_LOOPS)
-        times = [self._elapsed(call, loops) / loops for _ in range(self.plan.repeats)]
-        middle = median(times)
-        if middle <= 0:
-            raise UsageError("the measured time is 0: the clock is too coarse", hint="use a larger sample_ns")
-        spread = (max(times) - min(times)) / middle
-        self.spreads.append(spread)
-        return TimedSample(median_ns=middle, spread=spread, repeats=self.plan.repeats)
+        plan = self.plan
+        sample = median_time(
+            lambda loops: self._elapsed(call, loops), sample_ns=plan.sample_ns, repeats=plan.repeats
+        )
+        self.spreads.append(sample.spread)
+        return sample
 
     def _elapsed(self, call: Callable[[], object], loops: int) -> int:
         start = self.clock()
@@ -148,14 +173,8 @@ def measure_cpu(
         )
     ] * (machine.l3_bytes > 0)
     memories = (_main_memory(bench), _cache(bench, overhead), *last_level)
-    unsteady = [spread for spread in bench.spreads if spread > _STEADY]
-    if unsteady and diagnostics is not None:
-        diagnostics.warning(
-            "hardware.unsteady",
-            "",
-            f"{len(unsteady)} of {len(bench.spreads)} figures differ by more than {_STEADY:.0%} between "
-            f"repeats (the worst by {max(unsteady):.0%}): measure again on an idle machine",
-        )
+    if diagnostics is not None:
+        warn_unsteady(bench.spreads, diagnostics)
     provenance = (
         f"measured {datetime.now(UTC).date().isoformat()} on {machine.model}, {machine.cores} cores, "
         f"{machine.library}, {platform.system()} {platform.machine()}; medians of {plan.repeats} repeats"
@@ -176,6 +195,20 @@ def measure_cpu(
         peaks=peaks,
         memories=memories,
     )
+
+
+def warn_unsteady(spreads: Sequence[float], diagnostics: Diagnostics, location: str = "") -> None:
+    """Warn (``hardware.unsteady``) if repeats of a figure differ by more than 20 %. ``spreads`` has the
+    spread of each figure.
+    """
+    unsteady = [spread for spread in spreads if spread > _STEADY]
+    if unsteady:
+        diagnostics.warning(
+            "hardware.unsteady",
+            location,
+            f"{len(unsteady)} of {len(spreads)} figures differ by more than {_STEADY:.0%} between "
+            f"repeats (the worst by {max(unsteady):.0%}): measure again on an idle machine",
+        )
 
 
 def cpu_name() -> str:
