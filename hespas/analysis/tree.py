@@ -99,14 +99,14 @@ def callers_of(profile: Profile) -> Callers:
     host, ranges = profile.host, profile.ranges
     start = np.concatenate((ranges.start_ns, host.start_ns))
     length = np.concatenate((ranges.duration_ns, host.duration_ns))
-    known = np.flatnonzero(~np.isnan(start + length))
-    begin = start[known].astype(np.int64)
+    timed = np.flatnonzero(~np.isnan(start + length))
+    begin = start[timed].astype(np.int64)
     return Callers(
-        np.concatenate((ranges.name_id, host.name_id))[known],
-        np.concatenate((ranges.thread_id, host.thread_id))[known],
+        np.concatenate((ranges.name_id, host.name_id))[timed],
+        np.concatenate((ranges.thread_id, host.thread_id))[timed],
         begin,
-        begin + np.maximum(length[known], 0.0).astype(np.int64),
-        (known - len(ranges)).clip(-1),
+        begin + np.maximum(length[timed], 0.0).astype(np.int64),
+        (timed - len(ranges)).clip(-1),
     )
 
 

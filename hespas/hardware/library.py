@@ -200,8 +200,8 @@ def _shipped(folder: Path, name: str) -> Device:
 
 def find_device(name: str) -> str:
     """Return the canonical name of a shipped device, from any of its names. Raises ``UsageError``."""
-    known = _names_by_fold().get(_fold_spelling(name)) or index_folder(IMC_FOLDER).known(name)
-    return known or index_folder(DATA_FOLDER).find(name)
+    canonical = _names_by_fold().get(_fold_spelling(name)) or index_folder(IMC_FOLDER).known(name)
+    return canonical or index_folder(DATA_FOLDER).find(name)
 
 
 @cache

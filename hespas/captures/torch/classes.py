@@ -56,7 +56,7 @@ class RankClasses:
                     hint="make the shapes and branches that differ between ranks the same on most of them",
                 )
             graph = self._graph_at(rank)
-            equal = (index for index, known in enumerate(self.graphs) if not graphs_equal(known, graph))
+            equal = (index for index, other in enumerate(self.graphs) if not graphs_equal(other, graph))
             rank_class = next(equal, len(self.graphs))
             if rank_class == len(self.graphs):
                 self.graphs.append(graph)
