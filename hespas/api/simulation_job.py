@@ -54,7 +54,7 @@ from hespas.simulator.astra import (
 from hespas.simulator.astra.configuration import FILE_NAMES, astra_sim_files
 from hespas.simulator.astra.external import DEFAULT_TIMEOUT_S, AstraBinary, run_external
 from hespas.simulator.job.matching import Protocol
-from hespas.simulator.memory import RankMemory, memory_by_class, snapshot_bytes
+from hespas.simulator.memory import PICKLE_START, RankMemory, memory_by_class, snapshot_bytes
 from hespas.simulator.network import Network, on_system
 from hespas.simulator.results import throughput_of, warn_of_rates
 
@@ -336,18 +336,22 @@ class StepFiles:
     overwrite: bool
 
     def check(self) -> None:
-        """Check that the files can be written; raises what :func:`hespas.api.check_timeline` raises, and
-        ``OutputError`` for a snapshot that exists (without ``overwrite``) or is no snapshot.
+        """Check that the files can be written; raises what :func:`hespas.api.check_timeline` raises.
+
+        For the snapshot, it raises ``UsageError`` for another suffix than ``.pickle`` or the path of the
+        timeline, and ``OutputError`` if the file exists (without ``overwrite``) or is no pickle.
         """
         check_timeline(self.timeline, overlay=bool(self.overlays), overwrite=self.overwrite)
         path = self.memory_snapshot
-        if path is not None:
-            check_destination(path, overwrite=self.overwrite)
-            if path.exists() and is_recognised(path):
-                raise OutputError(
-                    "holds a workload or a measured profile, not an earlier snapshot", path=str(path),
-                    hint="choose another file",
-                )  # fmt: skip
+        if path is None:
+            return
+        if path.suffix != ".pickle":
+            raise UsageError("a memory snapshot is a pickle", path=str(path), hint="name it FILE.pickle")
+        if path.is_dir():
+            raise OutputError("exists and is a directory", path=str(path), hint="name a file in it")
+        check_destination(path, overwrite=self.overwrite)
+        if path.exists() and first_bytes(path, 1) != PICKLE_START:
+            raise OutputError("is not a pickle", path=str(path), hint="choose another file")
 
     def profiles(self, diagnostics: Diagnostics) -> list[Profile]:
         """Return the measured profiles, which are read if they are files."""
@@ -371,9 +375,10 @@ class StepFiles:
         if self.memory_snapshot:
             if not result.memory:
                 raise UnsupportedError(
-                    "no memory snapshot: no rank class states the sizes and readers of its results",
+                    "no memory snapshot: the memory of no rank class is known, because its operations state "
+                    "no results or no readers of them, or because ASTRA-sim was simulated",
                     path=result.source,
-                    hint="simulate a StableHLO or HLO program, or a generated workload, in mode hespas",
+                    hint="use a program with static shapes or a generated workload, in mode hespas",
                 )
             content = snapshot_bytes(result.memory, result.workload)
 

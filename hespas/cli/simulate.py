@@ -81,7 +81,8 @@ def simulate(call: Call, *, compare: _Compare = None) -> None:
     if timeline:
         check_apart("--timeline", timeline, call.files("reads"))
     if call["memory_snapshot"]:
-        check_apart("--memory-snapshot", call["memory_snapshot"], call.files("reads"))
+        others = call.files("reads") | ({"--timeline": [timeline]} if timeline else {})
+        check_apart("--memory-snapshot", call["memory_snapshot"], others)
     api.check_timeline(timeline, overlay=bool(overlay), overwrite=call.overwrite)
     call.check_report(REPORT_FILES)
     changes: dict[str, Any] = {"overlay": _overlay_profiles(overlay)} if overlay else {}

@@ -167,9 +167,10 @@ def carried_values(form: Form, values: Values, fitted: MachineRates, machine: Ma
     """Return the parameters of a form that was fitted on a device with the rates ``fitted``, for a device
     with the rates ``machine``.
 
-    Times of compute units scale with the inverse of the clock. Rates of the cache scale with its bandwidth,
-    of which the form knows the ratio to the memory's, and rates of loads with its power
-    :data:`_LOADS_POWER`. An unknown clock leaves the values.
+    Times of compute units scale with the inverse of the clock. Rates of the cache, which are relative to the
+    memory, scale with the ratio of the two bandwidths (``cache_rate``). Rates of loads scale with the power
+    :data:`_LOADS_POWER` of this ratio. An unknown clock leaves the values. An unknown bandwidth of a cache
+    counts as the usual ratio, :data:`_CACHE_RATE`, as in the fit.
     """
     slower = 1.0 if isnan(fitted.clock_hz / machine.clock_hz) else fitted.clock_hz / machine.clock_hz
     faster = machine.cache_rate / fitted.cache_rate

@@ -122,6 +122,10 @@ _COPY_START = 0.5
 """Operations that copy without a kernel, and their share of a kernel's start."""
 
 
+_BAGS = ("embedding_bag", "lookup")
+"""Parts of names of gathers that sum rows, also if each sum has one row."""
+
+
 def _columns(ops: Operations, machine: MachineRates) -> Columns:
     rows, columns = ops.dim("rows"), ops.dim("columns")
     share = np.array([_ROWS_OF_KIND.get(name, 0.0) for name in ops.kind.names])[ops.kind.row]
@@ -148,8 +152,9 @@ def _columns(ops: Operations, machine: MachineRates) -> Columns:
     walks = np.where(_are(ops.op, _CHECKS), _WALKS_OF_CHECK, walks)
     # Gathers that sum read whole rows in vectors: their work is that of all rows, not of the sums.
     summed = np.where(_are(ops.kind, ("gather",)), np.nan_to_num(ops.flops), 0.0)
-    walks = np.where(summed > rows * columns, 0.0, walks)
-    elements = np.where(summed > rows * columns, summed + rows * columns, rows * columns)
+    of_bags = np.array([any(word in name for word in _BAGS) for name in ops.op.names], np.bool_)[ops.op.row]
+    walks = np.where((summed > 0) | of_bags, 0.0, walks)
+    elements = rows * columns + summed
     slots = np.nan_to_num(ops.flops) + _SLOTS_OF_FUNCTION * np.nan_to_num(ops.transcendentals)
     inner_ns = _FLOPS_OF_SLOT * slots / machine.lane_flops_per_ns
     start = np.where(walks > 0, _WALK_START_NS, 0.0) + np.where(

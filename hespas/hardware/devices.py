@@ -37,6 +37,7 @@ from hespas.hardware.device_fits import (
     shipped_fits,
 )
 from hespas.hardware.typed_toml import (
+    ClockOrNan,
     Count,
     CountOrUnknown,
     FigureSource,
@@ -443,7 +444,7 @@ class _DeviceFile(TomlRow, frozen=True, kw_only=True):
     learned_models: tuple[Text, ...] = ()
     tdp_w: PositiveOrNan = nan
     tdp_source: Text = ""
-    boost_clock_hz: PositiveOrNan = nan
+    boost_clock_hz: ClockOrNan = nan
     boost_clock_source: Text = ""
 
 

@@ -25,6 +25,7 @@ from hespas.files.documents import read_toml
 from hespas.graph.errors import FormatError, clipped
 
 __all__ = [
+    "ClockOrNan",
     "Count",
     "CountOrUnknown",
     "FigureSource",
@@ -60,6 +61,21 @@ def _not_negative_or_nan(value: float) -> bool:
 Text = Annotated[str, Meta(min_length=1, description="a string that is not empty")]
 
 Positive = Annotated[float, Meta(ge=_LEAST, le=_MOST, description="a positive number (up to 1e60)")]
+
+_CLOCKS_HZ = (1e7, 1e11)
+
+
+def _clock_or_nan(value: float) -> bool:
+    return isnan(value) or _CLOCKS_HZ[0] <= value <= _CLOCKS_HZ[1]
+
+
+ClockOrNan = Annotated[
+    float,
+    Meta(
+        description="a clock in Hz (1e7 to 1e11) or nan",
+        extra={"unknown": "nan", "within": _clock_or_nan},
+    ),
+]
 
 PositiveOrNan = Annotated[
     float,

@@ -392,9 +392,10 @@ def _attention_sizes(
     if ranks == {3}:
         (tokens, heads, head_dim), (_, kv_heads, _) = shapes
         keys = float(flops[node]) / (4 * tokens * heads * head_dim)
+        if not keys >= 1:
+            return None
         length = 2 * keys if 2 * keys <= tokens else 1.0
-        sizes = (tokens / length, length, max(length, keys), heads, kv_heads, head_dim)
-        return tuple(map(float, sizes)) if keys >= 1 else None
+        return tuple(map(float, (tokens / length, length, max(length, keys), heads, kv_heads, head_dim)))
     (batch, q_heads, q_len, head_dim), (_, k_heads, k_len, _) = shapes
     name = graph.op_name(node)
     if "scaled_dot_product" not in name:  # entry points of libraries take (batch, length, heads, size)

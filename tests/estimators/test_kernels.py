@@ -210,6 +210,14 @@ def test_lookups_that_sum_rows_take_the_time_of_all_rows() -> None:
     assert hundred == pytest.approx(100 * 65536 * 64 * START["element"] / lanes, rel=0.05)
 
 
+@pytest.mark.parametrize("op", ["embedding_bag", "_embedding_bag_forward_only"])
+def test_longer_sums_never_take_less(op: str) -> None:
+    bags = kernels("gather", op, 65536, 64, scheme="f32")
+    lengths = (1.0, 1.01, 1.5, 2.0, 2.01, 3.0, 10.0)
+    times = [time_ns(replace(bags, flops=np.full(1, (each - 1) * 65536 * 64))) for each in lengths]
+    assert times == sorted(times)
+
+
 def test_short_rows_start_a_group_each_unless_a_softmax_shares_it() -> None:
     norm, softmax = (time_ns(kernels("normalization", op, 491520, 128)) for op in ("rmsnorm", "softmax"))
     assert norm > 1.3 * softmax

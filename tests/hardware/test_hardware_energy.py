@@ -49,6 +49,8 @@ def test_design_power_over_time() -> None:
     [
         ('tdp_source = "datasheet"\n', "", "tdp_source"),
         ("tdp_w = 400.0", "tdp_w = -1.0", "tdp_w"),
+        ('boost_clock_source = "clock"\n', "", "boost_clock_source"),
+        ("boost_clock_hz = 1.41e9", "boost_clock_hz = 1410", "boost_clock_hz"),
         (', energy_source = "lessons" },', " },", "peaks[2].energy_source"),
         ("energy_pj_per_flop = 0.295", 'energy_pj_per_flop = "little"', "peaks[2].energy_pj_per_flop"),
         ("energy_pj_per_byte = 43.75", "energy_pj_per_byte = 0", "memories[0].energy_pj_per_byte"),

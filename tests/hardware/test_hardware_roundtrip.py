@@ -108,6 +108,7 @@ def _devices(draw: st.DrawFn) -> Device:
         level="main", name="\0main", capacity_bytes=1, bandwidth_bytes_per_s=draw(_rates), source=keys[0]
     )
     tdp_w, tdp_source = draw(energy)
+    clock_hz = draw(st.one_of(st.none(), st.floats(1e7, 1e11)))
     return Device(
         name=draw(_texts),
         vendor=draw(_texts),
@@ -139,6 +140,8 @@ def _devices(draw: st.DrawFn) -> Device:
         systolic=draw(st.one_of(st.none(), systolic)),
         tdp_w=tdp_w,
         tdp_source=tdp_source,
+        boost_clock_hz=nan if clock_hz is None else clock_hz,
+        boost_clock_source="" if clock_hz is None else keys[0],
     )
 
 

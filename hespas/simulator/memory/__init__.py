@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hespas.simulator.memory.buffers import Moments, in_order, in_time
-from hespas.simulator.memory.snapshot import snapshot_bytes
+from hespas.simulator.memory.snapshot import PICKLE_START, snapshot_bytes
 from hespas.simulator.memory.use import (
     Allocations,
     LiveValue,
@@ -15,6 +15,7 @@ from hespas.simulator.memory.use import (
 )
 
 __all__ = [
+    "PICKLE_START",
     "Allocations",
     "LiveValue",
     "MemoryUse",

@@ -19,10 +19,12 @@ import numpy as np
 from hespas.graph import OpGraph, Workload
 from hespas.simulator.memory.use import RankMemory
 
-__all__ = ["FreeParts", "snapshot_bytes"]
+__all__ = ["PICKLE_START", "FreeParts", "snapshot_bytes"]
 
 _PROTOCOL = 4
 """Newest protocol of pickles that the viewer reads."""
+PICKLE_START = pickle.PROTO
+"""First byte of a snapshot."""
 _BASE_ADDRESS = 0x7F00_0000_0000
 _SOURCE_LINE = re.compile(r"(.*?):(\d{1,9})(?::\d+)?")
 _Entry = dict[str, object]

@@ -65,7 +65,8 @@ class Allocations(NamedTuple):
     ``node`` is the node that writes the buffer first; ``-1 - i`` is memory without a node that has the name
     ``others[i]``. ``first`` and ``end`` are positions in the order of starts and ends of nodes: the buffer is
     allocated at ``first`` and freed at ``end``, before others are allocated there. An ``end`` after the last
-    position is a buffer that is not freed.
+    position is a buffer that is not freed. If the values need more than a stated peak, the sum of the buffers
+    exceeds that peak.
     """
 
     node: IntArray

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import hespas
 from hespas.api import SimulationResult
-from hespas.graph.errors import OutputError, UnsupportedError
+from hespas.graph.errors import OutputError, UnsupportedError, UsageError
 from hespas.simulator.memory.snapshot import FreeParts
 from tests.processes import run_command
 
@@ -110,6 +110,13 @@ def test_what_cannot_be_written_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedError, match="no memory snapshot"):
         hespas.simulate(profile, memory_snapshot=tmp_path / "other.pickle")
     assert not (tmp_path / "other.pickle").exists()
-    done = run_command("hespas", "simulate", source, "--memory-snapshot", source, "--overwrite")
+    with pytest.raises(UsageError, match="a memory snapshot is a pickle"):
+        hespas.simulate(source, "H100-SXM", memory_snapshot=tmp_path / "memory.pickle.gz")
+    other = tmp_path / "notes.pickle"
+    other.write_text("notes")
+    with pytest.raises(OutputError, match="is not a pickle"):
+        hespas.simulate(source, "H100-SXM", memory_snapshot=other, overwrite=True)
+    assert other.read_text() == "notes"
+    same = tmp_path / "step.pickle"
+    done = run_command("hespas", "simulate", source, "--memory-snapshot", same, "--timeline", same)
     assert done.returncode == 2
-    assert "--memory-snapshot names the same file as SRC" in done.stderr
