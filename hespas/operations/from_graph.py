@@ -64,8 +64,8 @@ _BATCH_NORM = "batch_norm"
 _LATENT_ATTENTION = "flash_mla::"
 """Prefix of decoding kernels over latents (MLA): they have work, but no sizes that tables state."""
 _FUSED_EXPERTS = "fused_moe"
-_LINE_BYTES = 64
-"""Distance of neighbours [bytes] from which each is in a line of its own."""
+_APART_BYTES = 64
+"""Distance of neighbours [bytes] from which each is counted as a read of its own line, on all devices."""
 _LEAST_SCATTERED = 128
 _ANY_ORDER = 0
 """Traversal of a tensor with one element or unknown extents: it agrees with any other."""
@@ -487,7 +487,7 @@ def _strided(graph: OpGraph, elementwise: BoolArray, streamed: BoolArray) -> Flo
 def scattered_elements(graph: OpGraph, elementwise: BoolArray, moves: BoolArray) -> FloatArray:
     """Return how many elements each node reads from a line of the cache of their own, shape ``(nodes,)``: the
     elements of its result for each operand whose neighbours along the result's rows are at least
-    :data:`_LINE_BYTES` apart. 0 for nodes that are neither ``elementwise`` nor ``moves``. O(operands).
+    :data:`_APART_BYTES` apart. 0 for nodes that are neither ``elementwise`` nor ``moves``. O(operands).
 
     Rows shorter than :data:`_LEAST_SCATTERED` return to a line before it leaves the cache of a unit. The
     compiler chooses the traversal of a fusion, so that fusions have none.
@@ -504,7 +504,7 @@ def scattered_elements(graph: OpGraph, elementwise: BoolArray, moves: BoolArray)
             order = _order(layout, len(shape))
             stride = prod(shape[dim] for dim in order[: order.index(last)])
         bits = DTYPES[int(graph.types.dtype[row])].bits if graph.types.dtype[row] >= 0 else 0
-        is_apart[row] = stride * bits >= 8 * _LINE_BYTES
+        is_apart[row] = stride * bits >= 8 * _APART_BYTES
     operands, results = graph.operands, graph.results
     candidates = (elementwise | moves) & (graph.op_class != int(OpClass.FUSION))
     candidates &= results.offsets[1:] > results.offsets[:-1]

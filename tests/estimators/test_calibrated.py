@@ -138,7 +138,6 @@ def test_windows_that_overlap_are_read_once_per_element_on_tpus() -> None:
     tpu = load_device("TPU-v4")
     ops = replace(
         vectors("pooling", "max_pool", "f16").take(np.zeros(3, np.int64)),
-        flops=np.array([64.0, 128.0, 512.0]),
         dims={"rows": np.full(3, 8192.0), "columns": np.full(3, 1024.0)},
         bytes_moved=np.full(3, 4.0 * 8192 * 1024),
     )

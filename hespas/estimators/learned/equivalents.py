@@ -139,8 +139,8 @@ def as_8_bit_experts(ops: Operations) -> Operations:
 
 
 def roof_beyond_8_bits_ns(ops: Operations, of_8_bits: Operations, device: Device) -> FloatArray:
-    """Return the data-sheet time [ns] of experts of 4 bits less that of the same experts of 8 bits, shape
-    ``(ops,)``. It is what their times are assumed to differ by. O(ops).
+    """Return the data-sheet time [ns] of experts of 4 bits less the time of the same experts of 8 bits, shape
+    ``(ops,)``. The two are assumed to differ by this time. O(ops).
     """
     own, wider = (peak_times(each, device) for each in (ops, of_8_bits))
     return np.fmax(own.arithmetic_ns, own.memory_ns) - np.fmax(wider.arithmetic_ns, wider.memory_ns)
