@@ -122,7 +122,7 @@ _FEW: dict[str, Any] = {
 
 
 def test_a_search_grows_runs_that_are_too_short() -> None:
-    space = {**_FEW, "sla": "ttft=500ms,tpot=15ms"}
+    space: dict[str, Any] = {**_FEW, "sla": "ttft=500ms,tpot=15ms"}
     process = "poisson:prompt=128,output=64"
     done = hespas.plan_serving(requests=process, **space)
     best = done.best
