@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
 from hespas.api.arguments import ChosenEstimator, hardware_option
 from hespas.api.lowering import DEFAULT_ESTIMATOR
+from hespas.api.serving_plan_result import LatencyFigure, ServingObjective
 from hespas.generators.llm import Model, ServingStep, load_model, precision_of, serving_layout
 from hespas.generators.llm.serving_lattice import LatticeGrids, cached_tokens, lattice_kernels
 from hespas.graph import Diagnostics, find_dtype
@@ -20,14 +21,28 @@ from hespas.simulator.serving import Correction, Policy, StepTimes, models_of, p
 
 __all__ = [
     "LAYOUT",
+    "MOST_SEARCHED",
     "SCHEDULER",
     "ChunkedPrompts",
     "ExpertDtype",
     "GpuMemoryUtilization",
     "KvCacheDtype",
     "KvCacheTokens",
+    "LatencyLimits",
+    "LimitedFigure",
     "PromptOverhead",
     "RequestOverhead",
+    "SearchObjective",
+    "SearchPrices",
+    "SearchTop",
+    "SearchedDevices",
+    "SearchedDp",
+    "SearchedEp",
+    "SearchedHardware",
+    "SearchedRequests",
+    "SearchedSequences",
+    "SearchedTokens",
+    "SearchedTp",
     "SequenceOverhead",
     "ServedModel",
     "Server",
@@ -118,6 +133,102 @@ PromptOverhead = Annotated[
 ]
 RequestOverhead = Annotated[
     _NonNegative, _number("Set the fixed latency per request before queueing in milliseconds.", _HOST, "MS")
+]
+
+
+MOST_SEARCHED = 1_000_000_000
+"""Largest value of a setting that is searched."""
+_SEARCH = "Search under latency limits"
+"""Heading of ``--help``."""
+
+
+def _one_or_more(text: str) -> int | tuple[int, ...]:
+    """Parse one whole number, or a list of them: ``8`` or ``1,2,4``."""
+    parts = [part.strip() for part in str(text).split(",")]
+    if not all(part.isascii() and part.isdigit() for part in parts):
+        raise UsageError(
+            f"invalid list '{clipped(text)}': expected whole numbers separated by commas", hint="write 1,2,4"
+        )
+    if longest := next((part for part in parts if len(part) > len(str(MOST_SEARCHED))), ""):
+        raise UsageError(
+            f"the number '{clipped(longest)}' is too large", hint=f"use at most {MOST_SEARCHED} per value"
+        )
+    numbers = tuple(map(int, parts))
+    return numbers[0] if len(numbers) == 1 else numbers
+
+
+def _axis(help_text: str, panel: str, default_text: str) -> Option:
+    return Option(help_text, metavar="N[,N...]", panel=panel, parse=_one_or_more, default_text=default_text)
+
+
+_OneOrMore = int | Sequence[int] | None
+SearchedHardware = Annotated[
+    str | Sequence[str],
+    hardware_option("Estimate durations on this device (see 'hespas hardware list'); `sla` accepts a list."),
+]
+SearchedRequests = Annotated[
+    str,
+    Option(
+        "Read a log with arrival_s, prompt_tokens and output_tokens, or draw requests from a process: "
+        "poisson:rate=4, bursts:rate=4,burst=8, closed:concurrency=16; each with requests=, prompt=, "
+        "output=, ratio=, seed=. With `sla`, a process without rate= or concurrency=, which is searched.",
+        metavar="LOG.csv|LOG.jsonl|PROCESS",
+        is_text=True,
+        access="reads",
+        default_text="with `sla`: poisson",
+    ),
+]
+LatencyLimits = Annotated[
+    str,
+    Option(
+        "Find the highest load within these limits of ttft, tpot and latency, over all combinations of "
+        "`hardware`, `devices`, `tp`, `dp`, `ep`, `max_batched_tokens`, `max_num_seqs` (each accepts a "
+        "list) and chunked or whole prompts.",
+        metavar="ttft=500ms,tpot=30ms",
+        panel=_SEARCH,
+        is_required=False,
+    ),
+]
+SearchedDevices = Annotated[_OneOrMore, _axis("Use `dp` x `tp` = N devices.", _SEARCH, "")]
+LimitedFigure = Annotated[LatencyFigure, Option("Limit this figure of the requests.", panel=_SEARCH)]
+SearchObjective = Annotated[
+    ServingObjective,
+    Option(
+        "`throughput`: maximize the rate per device (closed arrivals: output tokens/s per device); `price`: "
+        "minimize the price per output token.",
+        panel=_SEARCH,
+    ),
+]
+SearchPrices = Annotated[
+    str | Path | None,
+    Option("Read prices per device-hour from a TOML file.", metavar="FILE", panel=_SEARCH, access="reads"),
+]
+SearchTop = Annotated[
+    int, AtLeast(1), AtMost(1000), Option("Print the N best configurations.", metavar="N", panel=_SEARCH)
+]
+SearchedDp = Annotated[
+    _OneOrMore,
+    _axis("Set data-parallel attention replicas (round-robin).", LAYOUT, "1; with `sla`: all that fit"),
+]
+SearchedTp = Annotated[_OneOrMore, _axis("Set tensor-parallel ranks.", LAYOUT, "1; with `sla`: 1, 2, 4, 8")]
+SearchedEp = Annotated[
+    _OneOrMore, _axis("Set expert-parallel ranks.", LAYOUT, "1; with `sla`: 1 and all devices")
+]
+SearchedTokens = Annotated[
+    _OneOrMore,
+    _axis(
+        "Limit tokens per step (vLLM: max-num-batched-tokens; 0: the engine's default).",
+        SCHEDULER,
+        "0; with `sla`: 2048, 8192, 16384 and 0",
+    ),
+]
+SearchedSequences = Annotated[
+    _OneOrMore,
+    _axis(
+        "Limit concurrent sequences (vLLM: max-num-seqs; 0: the engine's default).",
+        SCHEDULER,
+        "0; with `sla`: 64, 256 and 0",
+    ),
 ]
 
 

@@ -8,30 +8,42 @@ simulation in which a limit did not delay a request counts for larger limits too
 from __future__ import annotations
 
 import re
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
-from math import inf, isnan
+from math import ceil, inf, isnan, log2
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 
-from hespas.api.arguments import ChosenEstimator, checked, hardware_option
+from hespas.api.arguments import ChosenEstimator, checked
 from hespas.api.lowering import DEFAULT_ESTIMATOR
 from hespas.api.request_log import PROCESSES, requests_of
 from hespas.api.servers import (
-    LAYOUT,
-    SCHEDULER,
+    MOST_SEARCHED,
     ChunkedPrompts,
     ExpertDtype,
     GpuMemoryUtilization,
     KvCacheDtype,
     KvCacheTokens,
+    LatencyLimits,
+    LimitedFigure,
     PromptOverhead,
     RequestOverhead,
+    SearchedDevices,
+    SearchedDp,
+    SearchedEp,
+    SearchedHardware,
+    SearchedRequests,
+    SearchedSequences,
+    SearchedTokens,
+    SearchedTp,
+    SearchObjective,
+    SearchPrices,
+    SearchTop,
     SequenceOverhead,
     ServedModel,
     Server,
@@ -42,7 +54,6 @@ from hespas.api.servers import (
 from hespas.api.serving import ReadyServer
 from hespas.api.serving_plan_result import (
     LatencyFigure,
-    ServingObjective,
     ServingPlanAccount,
     ServingPlanResult,
     ServingPlanRow,
@@ -52,25 +63,29 @@ from hespas.generators.llm.model import Experts
 from hespas.graph import Diagnostics
 from hespas.graph.columns import pareto_rows
 from hespas.graph.errors import HespasError, UnsupportedError, UsageError, clipped
-from hespas.graph.hints import AtLeast, AtMost, Option
 from hespas.graph.progress import Progress
 from hespas.hardware import Device, load_device
 from hespas.hardware.prices import Prices, read_prices
+from hespas.report.texts import counted
 from hespas.simulator.serving import policy_of
 
 __all__ = ["plan_serving"]
 
-_SEARCH = "Search under latency limits"
-"""Heading of ``--help``."""
 _LOAD_STEP = 1.02
 """Ratio of two loads next to each other."""
 _LEAST_RATE, _NUM_RATES = 1e-4, 1280
 """Lowest request rate [1/s] of the search, and the number of rates (up to 1e7)."""
 _MOST_CONCURRENT = 1_000_000
 _SPAN = 3.0
-"""Least ratio of the time in which requests arrive to their mean latency, for a run that shows a rate."""
+"""A run shows that a server holds a rate if its requests arrive for at least this many mean latencies."""
+_MOST_GROWTH = 16
+"""Most times the default number of requests in a run. The search doubles the number if a run is too short."""
+_MOST_SPAN_S = 5e8
+"""Longest mean time in which the requests of a run arrive: half the limit of arrival processes."""
 _IDLE = 0.1
-"""Share of the time in which a server works at the lowest rate that is searched."""
+"""Share of the time in which a server works at the lowest rate of the first search. Lower rates are searched
+if that one misses a limit.
+"""
 _SEQUENCES, _TOKENS = (64, 256), (2048, 8192, 16384)
 """Limits that are searched besides the default of the engine."""
 _DOMAIN = 8
@@ -87,112 +102,37 @@ _SHARED = (
 """Settings of a server that all configurations share."""
 
 
-def _one_or_more(text: str) -> int | tuple[int, ...]:
-    """Parse one whole number, or a list of them: ``8`` or ``1,2,4``."""
-    parts = [part.strip() for part in str(text).split(",")]
-    if not all(part.isascii() and part.isdigit() and len(part) < 16 for part in parts):
-        raise UsageError(
-            f"invalid list '{clipped(text)}': expected whole numbers separated by commas", hint="write 1,2,4"
-        )
-    numbers = tuple(map(int, parts))
-    return numbers[0] if len(numbers) == 1 else numbers
-
-
-def _axis(help_text: str, panel: str, default_text: str) -> Option:
-    return Option(help_text, metavar="N[,N...]", panel=panel, parse=_one_or_more, default_text=default_text)
-
-
-_Numbers = int | Sequence[int] | None
-_Hardware = Annotated[
-    str | Sequence[str],
-    hardware_option("Estimate durations on this device (see 'hespas hardware list'); `sla` accepts a list."),
-]
-_Requests = Annotated[
-    str,
-    Option(
-        "Read a log with arrival_s, prompt_tokens and output_tokens, or draw requests from a process: "
-        "poisson:rate=4, bursts:rate=4,burst=8, closed:concurrency=16; each with requests=, prompt=, "
-        "output=, ratio=, seed=. With `sla`, a process without rate= or concurrency=, which is searched.",
-        metavar="LOG.csv|LOG.jsonl|PROCESS",
-        is_text=True,
-        access="reads",
-        default_text="with `sla`: poisson",
-    ),
-]
-_Sla = Annotated[
-    str,
-    Option(
-        "Find the highest load within these limits of ttft, tpot and latency, over all combinations of "
-        "`hardware`, `devices`, `tp`, `dp`, `ep`, `max_batched_tokens`, `max_num_seqs` (each accepts a "
-        "list) and chunked or whole prompts.",
-        metavar="ttft=500ms,tpot=30ms",
-        panel=_SEARCH,
-        is_required=False,
-    ),
-]
-_Devices = Annotated[_Numbers, _axis("Use `dp` x `tp` = N devices.", _SEARCH, "")]
-_Percentile = Annotated[LatencyFigure, Option("Limit this figure of the requests.", panel=_SEARCH)]
-_Objective = Annotated[
-    ServingObjective, Option("Maximize the load per device, or minimize the price per token.", panel=_SEARCH)
-]
-_PriceFile = Annotated[
-    str | Path | None,
-    Option("Read prices per device-hour from a TOML file.", metavar="FILE", panel=_SEARCH, access="reads"),
-]
-_Top = Annotated[
-    int, AtLeast(1), AtMost(1000), Option("Print the N best configurations.", metavar="N", panel=_SEARCH)
-]
-_Dp = Annotated[
-    _Numbers,
-    _axis("Set data-parallel attention replicas (round-robin).", LAYOUT, "1; with `sla`: all that fit"),
-]
-_Tp = Annotated[_Numbers, _axis("Set tensor-parallel ranks.", LAYOUT, "1; with `sla`: 1, 2, 4, 8")]
-_Ep = Annotated[_Numbers, _axis("Set expert-parallel ranks.", LAYOUT, "1; with `sla`: 1 and all devices")]
-_Tokens = Annotated[
-    _Numbers,
-    _axis(
-        "Limit tokens per step (vLLM: max-num-batched-tokens; 0: the engine's default).",
-        SCHEDULER,
-        "0; with `sla`: 2048, 8192, 16384 and 0",
-    ),
-]
-_Sequences = Annotated[
-    _Numbers,
-    _axis(
-        "Limit concurrent sequences (vLLM: max-num-seqs; 0: the engine's default).",
-        SCHEDULER,
-        "0; with `sla`: 64, 256 and 0",
-    ),
-]
-
-
 @dataclass(frozen=True, slots=True)
 class _Point:
     """Simulated configuration at a load: its figures, and the limits that delayed requests. ``excess`` is the
-    largest ratio of a figure to its limit. ``is_short``: the run has too few requests for its load.
+    largest ratio of a figure to its limit. ``length`` is the ratio of the number of requests to the least one
+    that shows the load: a run below 1 is too short.
     """
 
     row: ServingPlanRow
     excess: float
-    is_short: bool
+    length: float
+    num_requests: int
     bound_by: frozenset[str]
     peak_tokens: float
 
     @property
-    def holds(self) -> bool:
-        """Return True if all limits hold."""
-        return self.excess <= 1 and not self.is_short
+    def is_open(self) -> bool:
+        """Return True if all limits hold, but the run is too short to show that."""
+        return self.excess <= 1 and self.length < 1
 
 
 class _Process(NamedTuple):
     """Arrival process: its name, the setting that is searched with its values (``loads``, ascending), and the
-    other settings.
+    other settings. ``num_requests`` may grow up to ``most_growth`` times.
     """
 
     name: str
     setting: str
     others: str
     loads: Sequence[float]
+    num_requests: int
+    most_growth: int
 
     @classmethod
     def of(cls, requests: str, sla_ms: Mapping[str, float]) -> _Process:
@@ -206,24 +146,36 @@ class _Process(NamedTuple):
                 hint=f"use one of {', '.join(PROCESSES)}: `requests=poisson:prompt=1024,output=256`",
             )
         setting = "concurrency" if name == "closed" else "rate"
-        if any(part.partition("=")[0] == setting for part in others.split(",")):
+        setting_names = {part.partition("=")[0] for part in others.split(",")}
+        if setting in setting_names:
             raise UsageError(f"`sla` searches {setting}=", hint=f"leave {setting}= out of `requests`")
+        sample, growth = requests_of(f"{name}:{others}"), 1 if "requests" in setting_names else _MOST_GROWTH
+        count = len(sample)
+        if "tpot" in sla_ms and sample.output.max() < 2:
+            raise UsageError(
+                "`sla` limits tpot, but no request has a second output token",
+                hint="use output=2 or more in `requests`, or leave tpot out",
+            )
         if name == "closed":
             loads = [1.0]
             while loads[-1] < _MOST_CONCURRENT:
                 loads.append(max(loads[-1] + 1.0, float(round(loads[-1] * _LOAD_STEP))))
-            return cls(name, setting, others, loads)
+            return cls(name, setting, others, loads, count, growth)
         if not {"ttft", "latency"} & sla_ms.keys():
             raise UsageError(
                 f"the rate of {name} requests has no maximum without a limit of the waiting time",
                 hint="add a limit such as ttft=500ms, or use `requests=closed`",
             )
         rates = [float(f"{_LEAST_RATE * _LOAD_STEP**step:.3g}") for step in range(_NUM_RATES)]
-        return cls(name, setting, others, rates)
+        rates = [rate for rate in rates if count * growth <= _MOST_SPAN_S * rate]
+        return cls(name, setting, others, rates, count, growth)
 
-    def spelling(self, load: int) -> str:
-        """Return the process with a load as text."""
-        return f"{self.name}:{self.setting}={self.loads[load]:.10g}{',' if self.others else ''}{self.others}"
+    def spelling(self, load: int, growth: int = 1) -> str:
+        """Return the process with a load and ``growth`` times the number of requests as text."""
+        settings = [f"{self.setting}={self.loads[load]:.10g}", *filter(None, [self.others])]
+        if growth > 1:
+            settings.append(f"requests={self.num_requests * growth}")
+        return f"{self.name}:{','.join(settings)}"
 
 
 @dataclass
@@ -234,12 +186,12 @@ class _LayoutSearch:
     figure: LatencyFigure
     process: _Process
     price_per_hour: float
-    points: dict[int, list[_Point]] = field(default_factory=dict[int, "list[_Point]"])
-    """Simulated points by load."""
+    points: dict[tuple[int, int], list[_Point]] = field(default_factory=dict[tuple[int, int], "list[_Point]"])
+    """Simulated points by load and growth of the number of requests."""
 
-    def run(self, variants: Sequence[ReadyServer]) -> list[_Point]:
-        """Return the best point of each configuration. The search starts at the best load of the
-        configuration before; the first start follows from decoding steps that take the limit of TPOT.
+    def run(self, variants: Sequence[ReadyServer]) -> list[tuple[int, _Point]]:
+        """Return the highest load of each configuration and its point. The search starts at the best load of
+        the configuration before; the first start follows from decoding steps that take the limit of TPOT.
         """
         server, times = variants[-1].server, variants[-1].times
         sample = requests_of(self.process.spelling(0))
@@ -249,30 +201,44 @@ class _LayoutSearch:
         limit_s = self.sla_ms.get("tpot", inf) / 1e3
         most = variants[-1].kv_cache_tokens / (prompt + output)
         batch = max((batch for batch in batches if step_s[batch] <= limit_s and batch <= most), default=1)
+        highest = len(self.process.loads) - 1
         floor, at = 0, bisect_left(self.process.loads, batch * server.dp)
         if self.process.name != "closed":
             per_s = server.dp / output
-            floor = bisect_left(self.process.loads, _IDLE * per_s / step_s[batches[0]])
+            floor = min(bisect_left(self.process.loads, _IDLE * per_s / step_s[batches[0]]), highest)
             at = max(bisect_left(self.process.loads, batch * per_s / step_s[batch]), floor)
-        best: list[_Point] = []
+        best: list[tuple[int, _Point]] = []
         for ready in variants:
-            at, point = self.highest(ready, floor, at)
-            best.append(point)
+            best.append(self.highest(ready, floor, at))
+            at = best[-1][0]
         for steps in _LADDER:
             if at - steps >= floor:
                 self.point(variants[-1], at - steps)
         return best
 
-    def highest(self, ready: ReadyServer, floor: int, start: int) -> tuple[int, _Point]:
+    def highest(
+        self, ready: ReadyServer, floor: int, start: int, *, most_growth: int = 1, least: int = -1
+    ) -> tuple[int, _Point]:
         """Return the highest load at which the limits hold and its point, with the reason why the next load
-        does not hold. If the limits do not hold at the load ``floor``, return that load.
+        does not hold. If the limits hold at no load from ``floor`` on, search lower ones; without any, return
+        the lowest load. A run that is too short grows up to ``most_growth`` times. If the limits do not hold
+        at the load ``least``, which is above ``floor``, return ``floor``, at which they hold.
         """
         low, high, at, stride = floor - 1, len(self.process.loads), start, 1
         points: dict[int, _Point] = {}
-        while high - low > 1:
+        while high - low > 1 or (low < floor and floor > 0):
+            if high - low == 1:
+                floor, low, at = 0, -1, 0
             at = min(max(at, low + 1), high - 1)
-            points[at] = self.point(ready, at)
-            low, high = (at, high) if points[at].holds else (low, at)
+            points[at], growth = self.point(ready, at), 1
+            is_full = self.process.name == "closed" and "max_num_seqs" in points[at].bound_by
+            while points[at].is_open and growth < most_growth and not is_full:
+                growth = min(growth * 2 ** ceil(-log2(points[at].length)), most_growth)
+                points[at] = self.point(ready, at, growth)
+            low, high = (at, high) if points[at].row.is_within else (low, at)
+            if floor < high == least:
+                points[floor] = self.point(ready, floor)
+                break
             if low >= floor and high < len(self.process.loads):
                 at = (low + high) // 2
             else:
@@ -281,6 +247,7 @@ class _LayoutSearch:
         best = max(low, floor)
         point, cause = points[best], points.get(high)
         limited_by = "the highest load of the search"
+        is_lower_bound = cause is None or cause.is_open or high - best > 1
         if cause is not None:
             figures = {what: getattr(cause.row, f"{what}_ms") for what in self.sla_ms}
             limited_by = (
@@ -289,20 +256,22 @@ class _LayoutSearch:
                     for what, limit in self.sla_ms.items()
                     if figures[what] > limit
                 )
-                or "a run that is too short: give more requests="
+                or f"a run of {counted(cause.num_requests, 'request')} is too short"
             )
             if cause.bound_by:
                 limited_by += f" ({', '.join(sorted(cause.bound_by))})"
             if cause is not point:
                 limited_by += f" at {self.process.setting}={self.process.loads[high]:.10g}"
-        row = msgspec.structs.replace(point.row, is_within=point.holds, limited_by=limited_by)
+                if cause.num_requests != point.num_requests:
+                    limited_by += f",requests={cause.num_requests}"
+        row = msgspec.structs.replace(point.row, limited_by=limited_by, is_lower_bound=is_lower_bound)
         return best, replace(point, row=row)
 
-    def point(self, ready: ReadyServer, load: int) -> _Point:
-        """Return the figures of a configuration at a load. The simulation of another configuration counts if
-        no limit in which they differ delayed a request.
+    def point(self, ready: ReadyServer, load: int, growth: int = 1) -> _Point:
+        """Return the figures of a configuration at a load, with ``growth`` times the requests. The simulation
+        of another configuration counts if no limit in which they differ delayed a request.
         """
-        policy, known = ready.server.policy(), self.points.setdefault(load, [])
+        policy, known = ready.server.policy(), self.points.setdefault((load, growth), [])
         settings: dict[str, Any] = {
             "max_batched_tokens": policy.tokens, "max_num_seqs": policy.sequences,
             "chunked": policy.chunked, "kv_cache_tokens": ready.kv_cache_tokens,
@@ -322,15 +291,20 @@ class _LayoutSearch:
             }
             if all(is_equal[name] or (is_wider[name] and name not in bound_by) for name in is_equal):
                 return replace(point, row=msgspec.structs.replace(row, **settings))
-        requests, server = requests_of(self.process.spelling(load)), ready.server
+        spelling, server = self.process.spelling(load, growth), ready.server
+        requests = requests_of(spelling)
         done = ready.run(requests)
         figures: dict[str, float] = {
             what: getattr(done.percentiles(what), f"{self.figure}_ms") for what in _METRICS
         }
         devices, tokens_per_s = server.dp * server.tp, done.output_tokens_per_s
+        excess = max(figures[what] / limit_ms for what, limit_ms in self.sla_ms.items())
+        length = float(requests.arrival_ns[-1]) / (_SPAN * done.percentiles("latency").mean_ms * 1e6)
+        if requests.concurrency:
+            length = len(requests) / (2 * requests.concurrency)
         row = ServingPlanRow(
             hardware=server.hardware, devices=devices, tp=server.tp, dp=server.dp, ep=server.ep, **settings,
-            requests=self.process.spelling(load), load=self.process.loads[load],
+            requests=spelling, load=self.process.loads[load], is_within=excess <= 1 and length >= 1,
             ttft_ms=figures["ttft"], tpot_ms=figures["tpot"], latency_ms=figures["latency"],
             requests_per_s=len(requests) / done.makespan_ns * 1e9, output_tokens_per_s=tokens_per_s,
             output_tokens_per_s_per_device=tokens_per_s / devices,
@@ -338,13 +312,11 @@ class _LayoutSearch:
             price_per_million_tokens=self.price_per_hour * devices / (tokens_per_s * 3600) * 1e6,
             basis=done.basis_text,
         )  # fmt: skip
-        is_short = float(requests.arrival_ns[-1]) < _SPAN * done.percentiles("latency").mean_ms * 1e6
-        if requests.concurrency:
-            is_short = len(requests) < 2 * requests.concurrency
         point = _Point(
             row=row,
-            excess=max(figures[what] / limit_ms for what, limit_ms in self.sla_ms.items()),
-            is_short=is_short,
+            excess=excess,
+            length=length,
+            num_requests=len(requests),
             bound_by=frozenset[str]().union(*(run.bound_by for run in done.runs)),
             peak_tokens=max(run.peak_pages for run in done.runs) * policy.page_tokens,
         )
@@ -375,10 +347,16 @@ class _Space:
             raise UsageError(
                 f"`{name}={min(values, default='')}`: expected {least} or more", hint=f"`{name}={least}`"
             )
+        if max(values) > MOST_SEARCHED:
+            raise UsageError(
+                f"`{name}={max(values)}`: expected at most {MOST_SEARCHED}", hint=f"`{name}={MOST_SEARCHED}`"
+            )
         return values
 
     def layouts(self, model: Model) -> Iterator[Server]:
         """Yield a server for each layout on the wanted numbers of each device."""
+        if not self.devices:
+            raise UsageError("`hardware` names no device", hint="`hardware=H100-SXM`")
         if self.given["devices"] is None:
             raise UsageError("`devices` is required with `sla`", hint="`devices=8`")
         has_experts = any(isinstance(block, Experts) for block in model.blocks())
@@ -408,11 +386,17 @@ class _Space:
             limited = replace(server, max_batched_tokens=most, max_num_seqs=count, chunked=is_chunked)
             try:
                 size = limited.cache_size(limited.step())
-                if size < context or (not is_chunked and most < prompt):
+                if size < context:
                     raise UnsupportedError(
-                        f"a request of {context:,} tokens does not fit into a KV cache of {size:,.0f} tokens "
-                        f"and steps of {most:,} tokens",
-                        hint="use more devices, larger `max_batched_tokens`, or a narrower `precision`",
+                        f"a request of {counted(context, 'token')} does not fit into a KV cache of "
+                        f"{counted(size, 'token')}",
+                        hint="use more devices, a larger `tp`, or a narrower `precision`",
+                    )
+                if not is_chunked and most < prompt:
+                    raise UnsupportedError(
+                        f"a whole prompt of {counted(prompt, 'token')} does not fit into a step of "
+                        f"{counted(most, 'token')}",
+                        hint=f"use `max_batched_tokens={prompt}`, or split prompts with `chunked`",
                     )
                 sizes.append((limited, size))
             except (UsageError, UnsupportedError) as error:
@@ -423,6 +407,48 @@ class _Space:
         step = widest.step()
         times = widest.times(step, context, self.sink)
         return [ReadyServer(server=at, step=step, times=times, kv_cache_tokens=size) for at, size in sizes]
+
+    def decided(
+        self, searched: Sequence[tuple[_LayoutSearch, ReadyServer, int, _Point]], process: _Process
+    ) -> list[_Point]:
+        """Return the best point of each configuration, the highest load first. Where a run was too short for
+        the next load, search with more requests. Configurations that do not hold the load of the best one
+        keep their lower bound.
+        """
+
+        def cost(search: _LayoutSearch, point: _Point) -> float:
+            return point.row.devices * (search.price_per_hour if self.given["objective"] == "price" else 1)
+
+        most = max(
+            (at.row.load / cost(search, at) for search, _, _, at in searched if not at.row.is_lower_bound),
+            default=0.0,
+        )
+        best: list[_Point] = []
+        for search, ready, load, point in sorted(
+            searched, key=lambda at: -at[3].row.load / cost(at[0], at[3])
+        ):
+            decided = point
+            if point.row.is_lower_bound and point.row.is_within and process.most_growth > 1:
+                least = bisect_right(process.loads, most * cost(search, point) * (1 + 1e-9))
+                is_open = process.name != "closed" and load < least < len(process.loads)
+                _, decided = search.highest(
+                    ready,
+                    load,
+                    least if is_open else load + 1,
+                    most_growth=process.most_growth,
+                    least=least if is_open else -1,
+                )
+            if not decided.row.is_lower_bound:
+                most = max(most, decided.row.load / cost(search, decided))
+            best.append(decided)
+        if bounds := sum(point.row.is_lower_bound for point in best):
+            self.sink.warning(
+                "serving.lower-bound",
+                "requests",
+                f"the highest load of {counted(bounds, 'configuration')} is a lower bound, because "
+                "runs at higher loads are too short or were left out; state more requests= in `requests`",
+            )
+        return best
 
     def ordered(self, best: Sequence[_Point], *, is_open: bool) -> tuple[ServingPlanRow, ...]:
         """Return the rows of the best points, the best first. Configurations of a layout with equal figures
@@ -443,7 +469,7 @@ class _Space:
         for row in (point.row for point in sorted(best, key=order)):
             key = (
                 row.hardware, row.tp, row.dp, row.ep, row.requests, row.ttft_ms, row.tpot_ms, row.latency_ms,
-                row.output_tokens_per_s,
+                row.output_tokens_per_s, row.is_lower_bound,
             )  # fmt: skip
             before = rows.setdefault(key, msgspec.structs.replace(row, equal=0))
             limits = row.max_batched_tokens, row.max_num_seqs, row.chunked
@@ -455,24 +481,24 @@ class _Space:
 @checked()
 def plan_serving(
     model: ServedModel,
-    requests: _Requests = "poisson",
+    requests: SearchedRequests = "poisson",
     *,
-    hardware: _Hardware,
-    sla: _Sla,
-    percentile: _Percentile = "p90",
-    objective: _Objective = "throughput",
-    prices: _PriceFile = None,
-    top: _Top = 10,
-    devices: _Devices = None,
+    hardware: SearchedHardware,
+    sla: LatencyLimits,
+    percentile: LimitedFigure = "p90",
+    objective: SearchObjective = "throughput",
+    prices: SearchPrices = None,
+    top: SearchTop = 10,
+    devices: SearchedDevices = None,
     engine: ServingEngine = "vllm",
-    dp: _Dp = None,
-    tp: _Tp = None,
-    ep: _Ep = None,
+    dp: SearchedDp = None,
+    tp: SearchedTp = None,
+    ep: SearchedEp = None,
     precision: ServingPrecision = "bf16",
     expert_dtype: ExpertDtype = "",
     kv_cache_dtype: KvCacheDtype = "bf16",
-    max_batched_tokens: _Tokens = None,
-    max_num_seqs: _Sequences = None,
+    max_batched_tokens: SearchedTokens = None,
+    max_num_seqs: SearchedSequences = None,
     chunked: ChunkedPrompts = None,
     gpu_memory_utilization: GpuMemoryUtilization = 0.9,
     kv_cache_tokens: KvCacheTokens = 0,
@@ -489,11 +515,14 @@ def plan_serving(
 
     ``sla`` limits the ``percentile`` of ``ttft``, ``tpot`` and ``latency``: ``"ttft=500ms,tpot=30ms"``. The
     load is the rate of an open arrival process, or the concurrency of a closed one; ``requests`` states the
-    process without it. Loads are 2 % apart. Options that are None are searched, as the help of the command
-    states. Each row has the figures of :func:`serve` with its settings and its ``requests``.
+    process without it. Loads are 2 % apart. A run that is too short for a load has up to 16 times the default
+    number of requests. With a stated ``requests=``, beyond that number, and for configurations that do not
+    hold the load of the best one, the load is a lower bound, which a diagnostic reports. Options that are
+    None are searched, as the help of the command states. Each row has the figures of :func:`serve` with its
+    settings and its ``requests``.
 
-    Raises ``UsageError`` for contradicting settings and an empty space, and the error of the first
-    configuration if none can be served.
+    Raises ``UsageError`` for contradicting settings, an empty space, a limit of TPOT without second tokens,
+    and the error of the first configuration if none can be served.
 
     Examples:
         >>> done = hespas.plan_serving(
@@ -504,21 +533,22 @@ def plan_serving(
         True
     """
     given = dict(locals())
-    sink = diagnostics if diagnostics is not None else Diagnostics()
-    sla_ms = _limits_of(sla)
+    sink, sla_ms = Diagnostics() if diagnostics is None else diagnostics, _limits_of(sla)
     process = _Process.of(str(requests), sla_ms)
-    names = dict.fromkeys([hardware] if isinstance(hardware, str) else hardware)
-    own_devices = {text: load_device(text) for text in names}
+    own_devices: dict[str, Device] = {}
+    for text in [hardware] if isinstance(hardware, str) else hardware:
+        if (device := load_device(text)) not in own_devices.values():
+            own_devices[text] = device
     terms = Prices(rows={}) if prices is None else read_prices(Path(prices), own_devices.values())
-    sample = requests_of(f"{process.name}:{process.others}")
+    sample = requests_of(process.spelling(0, process.most_growth))
     longest = int(sample.prompt.max()), int((sample.prompt + sample.output).max())
     space = _Space(given, own_devices, longest, sink)
     named = model if isinstance(model, Model) else load_model(str(model))
     servers = list(space.layouts(named))
+    files = [*filter(None, [prices]), *(path for server in servers for path in server.files())]
     if not servers:
         raise UsageError("no layout has the wanted number of devices", hint="choose `dp` x `tp` = `devices`")
-    best: list[_Point] = []
-    points: list[_Point] = []
+    searched: list[tuple[_LayoutSearch, ReadyServer, int, _Point]] = []
     for number, server in enumerate(servers):
         if progress:
             progress(number, len(servers))
@@ -528,11 +558,14 @@ def plan_serving(
             raise terms.unknown(device, "price per device-hour", "price_per_hour")
         search = _LayoutSearch(sla_ms, percentile, process, price)
         if configurations := space.configurations(server):
-            best += search.run(configurations)
-        points += [point for known in search.points.values() for point in known]
-    if not best:
+            runs = zip(configurations, search.run(configurations), strict=True)
+            searched += [(search, ready, at, point) for ready, (at, point) in runs]
+    if not searched:
         raise space.refused[0]
-    simulated = [point.row for point in points if not point.is_short]
+    best = space.decided(searched, process)
+    layouts = {id(search): search for search, *_ in searched}.values()
+    points = [point for search in layouts for known in search.points.values() for point in known]
+    simulated = [point.row for point in points if point.length >= 1]
     frontier = pareto_rows([(row.latency_ms, -row.output_tokens_per_s_per_device) for row in simulated])
     priced = [device for device in own_devices.values() if terms.of_device(device).price_source]
     return ServingPlanResult(
@@ -554,7 +587,7 @@ def plan_serving(
         ),
         currency=terms.currency,
         sources=tuple(f"price of {device.name}: {terms.of_device(device).price_source}" for device in priced),
-        inputs=tuple(str(path) for path in (prices, *servers[0].files()) if path is not None),
+        inputs=tuple(dict.fromkeys(map(str, files))),
         diagnostics=sink,
     )
 

@@ -34,8 +34,9 @@ class ServingPlanRow(msgspec.Struct, frozen=True, kw_only=True):
     """Simulated configuration of a server at a load. ``hespas serve`` has the same figures with these
     settings and ``requests``. ``load`` is the rate [1/s] or the concurrency of the requests. ``ttft_ms``,
     ``tpot_ms`` and ``latency_ms`` are the percentile of the search. ``limited_by`` is the reason why the next
-    load does not hold, with the limits of the scheduler that delayed requests. ``equal`` counts the
-    configurations with the same figures.
+    load does not hold, with the limits of the scheduler that delayed requests. ``is_within``: the limits hold
+    in a run that is long enough. ``is_lower_bound``: the next load was not decided, because its run is too
+    short or it is beyond the search. ``equal`` counts the configurations with the same figures.
     """
 
     hardware: str
@@ -48,7 +49,8 @@ class ServingPlanRow(msgspec.Struct, frozen=True, kw_only=True):
     chunked: bool
     requests: str
     load: Figure
-    is_within: bool = True
+    is_within: bool
+    is_lower_bound: bool = False
     ttft_ms: Figure
     tpot_ms: Figure
     latency_ms: Figure
@@ -134,15 +136,21 @@ class ServingPlanResult(Result):
         )
 
     def load_text(self, row: ServingPlanRow) -> str:
-        """Return the load of a row with its unit."""
+        """Return the load of a row with its unit, marked if a higher one may hold too."""
+        mark = "at least " if row.is_within and row.is_lower_bound else ""
         if self.setting == "rate":
-            return f"{row.load:,.4g} requests/s"
-        return f"{counted(round(row.load), 'concurrent request')}"
+            return f"{mark}{row.load:,.4g} requests/s"
+        return f"{mark}{counted(round(row.load), 'concurrent request')}"
 
     def headline(self) -> str:
         """Return the summary line: the best configuration and its load."""
         best = self.best
         where = f"{self.model} on {best.devices:,} x {best.hardware} ({self.engine})"
+        if not best.is_within and best.is_lower_bound:
+            return (
+                f"{where}: {best.limited_by} to show {self.limits_text} at {self.load_text(best)} with "
+                f"{self.settings_text(best)}"
+            )
         if not best.is_within:
             return (
                 f"{where}: no configuration holds {self.limits_text}; the nearest has {best.limited_by} at "
@@ -156,7 +164,8 @@ class ServingPlanResult(Result):
             f"{name}{getattr(row, name)}" for name in ("dp", "tp", "ep") if getattr(row, name) > 1
         )
         whole = "" if row.chunked else ", whole prompts"
-        return f"{layout or 'tp1'}, {row.max_batched_tokens:,} tokens, {row.max_num_seqs:,} sequences{whole}"
+        tokens, sequences = counted(row.max_batched_tokens, "token"), counted(row.max_num_seqs, "sequence")
+        return f"{layout or 'tp1'}, {tokens}, {sequences}{whole}"
 
     def account_text(self) -> str:
         """Return the account of the search as a sentence."""
@@ -168,9 +177,11 @@ class ServingPlanResult(Result):
         )
 
     def reason(self, row: ServingPlanRow) -> str:
-        """Return what a configuration loses against the best one, and its limit."""
+        """Return what a configuration loses against the best one, and its limit. Lower bounds are not
+        compared.
+        """
         best = self.best
-        if row is best or not row.is_within:
+        if row is best or not row.is_within or row.is_lower_bound or best.is_lower_bound:
             return row.limited_by
         name, ratio = "load", (row.load / row.devices) / (best.load / best.devices)
         if self.objective == "price":
@@ -215,6 +226,7 @@ class ServingPlanResult(Result):
             Column("requests"),
             Column("load", kind="number"),
             Column("is_within", kind="flag"),
+            Column("is_lower_bound", kind="flag"),
             *(Column(f"{what}_ms", f"{what} ms", "number") for what in ("ttft", "tpot", "latency")),
             Column("requests_per_s", "requests/s", "number"),
             Column("output_tokens_per_s", "tokens/s", "number"),

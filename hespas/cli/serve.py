@@ -8,7 +8,7 @@ from typing import Annotated
 
 import numpy as np
 
-from hespas.api.documents import put
+from hespas.api.documents import is_stream, put
 from hespas.api.serving import serve as serve_requests
 from hespas.api.serving_plan import plan_serving
 from hespas.cli.command import Call, command
@@ -49,7 +49,7 @@ def serve(call: Call, *, out: _Out = None) -> None:
 
     hespas serve llama-3-70b --hardware H100-SXM,B200-SXM --devices 8 --sla ttft=500ms,tpot=30ms
     """
-    if call["sla"]:
+    if call.is_written("sla"):
         _search(call, out)
         return
     from hespas import api
@@ -94,6 +94,8 @@ def _search(call: Call, out: Path | None) -> None:
     """Find the configuration with the highest load within latency limits, and print it with the next ones."""
     if call["per_request"]:
         raise UsageError("`per_request` and `sla` exclude each other", hint="leave one of them out")
+    if out and out.suffix not in {".csv", ".parquet"} and not is_stream(out):
+        raise UsageError("--out: expected a .csv or .parquet file", path=str(out), hint="--out servers.csv")
     done = call.run(plan_serving)
     call.write_json(done.to_json())
     call.write_html(done)
@@ -105,9 +107,12 @@ def _search(call: Call, out: Path | None) -> None:
         put(out, fill, overwrite=call.overwrite)
     report_diagnostics(call.diagnostics, done.model)
     if not done.best.is_within:
+        missed_hint = (
+            "raise the limit, add devices, search more values of `tp`, or use a narrower `precision`"
+        )
+        is_short = done.best.is_lower_bound
         raise CheckFailedError(
-            done.headline(),
-            hint="raise the limit, add devices, or search more values of `tp` and `precision`",
+            done.headline(), hint="state more requests= in `requests`" if is_short else missed_hint
         )
     emit(done.headline())
     if done.best.basis:

@@ -12,22 +12,23 @@ from typer.testing import CliRunner, Result
 import hespas
 from hespas.api import Server, ServingPlanResult
 from hespas.cli.main import app
+from hespas.graph import Diagnostics
 from hespas.graph.errors import UnsupportedError, UsageError
 
 _SPACES: dict[str, dict[str, Any]] = {
     "open": {
-        "model": "Llama-3-8B", "requests": "poisson:prompt=600,output=60,ratio=0.5,requests=80",
+        "model": "Llama-3-8B", "requests": "poisson:prompt=600,output=60,ratio=0.5,requests=500",
         "hardware": ["H100-SXM", "MI300X"], "devices": 2, "sla": "ttft=300ms,tpot=12ms",
         "max_batched_tokens": [512, 2048], "max_num_seqs": [4, 64],
     },
     "full cache": {
-        "model": "Llama-3-8B", "requests": "closed:prompt=500,output=300,ratio=0.4,requests=90",
+        "model": "Llama-3-8B", "requests": "closed:prompt=500,output=300,ratio=0.4,requests=200",
         "hardware": "H100-SXM", "devices": 1, "sla": "ttft=2s,tpot=11ms", "engine": "sglang",
         "kv_cache_tokens": 9000, "max_batched_tokens": [1024], "max_num_seqs": [8, 32], "percentile": "mean",
     },
     "experts": {
-        "model": "Qwen3-30B-A3B", "requests": "bursts:prompt=256,output=40,requests=64,burst=4",
-        "hardware": "B200-SXM", "devices": 2, "sla": "latency=1s", "engine": "trtllm", "precision": "fp8",
+        "model": "Qwen3-30B-A3B", "requests": "bursts:prompt=256,output=40,requests=600,burst=4",
+        "hardware": "B200-SXM", "devices": 2, "sla": "latency=300ms", "engine": "trtllm", "precision": "fp8",
         "max_batched_tokens": 2048, "max_num_seqs": [16, 0], "percentile": "p99", "chunked": True,
     },
 }  # fmt: skip
@@ -73,13 +74,14 @@ def test_the_next_load_does_not_hold(plan: tuple[dict[str, Any], ServingPlanResu
     space, done = plan
     row = done.best
     assert row.is_within
+    assert not row.is_lower_bound
     following = row.limited_by.rpartition(f"{done.setting}=")[2]
     assert 1 < float(following) / row.load <= max(1.04, 1 + 1 / row.load)
     text = row.requests.replace(f"{done.setting}={row.load:.10g}", f"{done.setting}={following}")
     assert text != row.requests
     figures = _served(space, row, text)
     missed = [name for name, limit in done.sla_ms.items() if figures[f"{name}_ms"] > limit]
-    assert missed or "too short" in row.limited_by
+    assert missed
     assert all(f"{name} {figures[f'{name}_ms']:,.1f} ms" in row.limited_by for name in missed)
 
 
@@ -100,18 +102,73 @@ def test_the_account_adds_up_and_the_best_is_first(plan: tuple[dict[str, Any], S
     for first, second in zip(done.frontier, done.frontier[1:], strict=False):
         assert first.latency_ms < second.latency_ms
         assert first.output_tokens_per_s_per_device < second.output_tokens_per_s_per_device
-    for row in done.rows:
-        assert (
-            any(
-                point.latency_ms <= row.latency_ms
-                and point.output_tokens_per_s_per_device >= row.output_tokens_per_s_per_device
-                for point in done.frontier
-            )
-            or "too short" in row.limited_by
+    for point in done.frontier:
+        assert point.is_within == all(getattr(point, name) <= limit for name, limit in limits.items())
+    for row in within:
+        assert any(
+            point.latency_ms <= row.latency_ms
+            and point.output_tokens_per_s_per_device >= row.output_tokens_per_s_per_device
+            for point in done.frontier
         )
     frame = done.to_pandas()
     assert len(frame) == len(done.rows)
     assert {"loses_by", "basis", "price_per_million_tokens"} <= set(frame.columns)
+
+
+_FEW: dict[str, Any] = {
+    "model": "Llama-3-8B", "hardware": "H100-SXM", "devices": 8, "tp": 1, "max_batched_tokens": 8192,
+    "max_num_seqs": [64, 0], "chunked": True,
+}  # fmt: skip
+
+
+def test_a_search_grows_runs_that_are_too_short() -> None:
+    space: dict[str, Any] = {**_FEW, "sla": "ttft=500ms,tpot=15ms"}
+    process = "poisson:prompt=128,output=64"
+    done = hespas.plan_serving(requests=process, **space)
+    best = done.best
+    assert best.is_within
+    assert not best.is_lower_bound
+    longest = max(
+        int(row.requests.rpartition("requests=")[2]) for row in done.rows if "requests=" in row.requests
+    )
+    assert longest > 1000
+    for row in done.rows:
+        assert _served(space, row)["ttft_ms"] == pytest.approx(row.ttft_ms, rel=1e-9)
+        assert _served(space, row)["tpot_ms"] == pytest.approx(row.tpot_ms, rel=1e-9)
+
+    found = Diagnostics()
+    stated = hespas.plan_serving(requests=f"{process},requests=1000", diagnostics=found, **space)
+    assert stated.best.is_lower_bound
+    assert stated.best.load < best.load
+    assert "requests=1000" in stated.best.requests
+    assert "a run of 1,000 requests is too short" in stated.best.limited_by
+    assert "at least " in stated.headline()
+    assert "serving.lower-bound" in {finding.code for finding in found}
+
+
+def test_runs_that_show_nothing_are_no_configurations_within_the_limits() -> None:
+    done = _serve(*_SMALL, "--requests", "closed:requests=1", "--sla", "ttft=500ms")
+    assert done.exit_code == 1
+    assert "a run of 1 request is too short to show TTFT p90 <= 500 ms" in done.stderr
+    assert "state more requests=" in done.stderr
+
+
+def test_prices_of_several_devices_and_aliases(tmp_path: Path) -> None:
+    prices = tmp_path / "prices.toml"
+    rows = {"H100-SXM": 2.0, "B200-SXM": 40.0}
+    texts = [f'[[device]]\nname = "{name}"\nprice_per_hour = {price}\n' for name, price in rows.items()]
+    prices.write_text("".join(texts), encoding="utf-8")
+    done = hespas.plan_serving(
+        "Llama-3-8B", "closed:prompt=128,output=16,requests=32", hardware=["H100-SXM", "H100", "B200-SXM"],
+        devices=1, sla="ttft=500ms", objective="price", prices=prices, max_batched_tokens=2048,
+        max_num_seqs=8, chunked=True,
+    )  # fmt: skip
+    assert done.account.configurations == 2
+    assert {row.hardware for row in done.rows} == set(rows)
+    for row in (*done.rows, *done.frontier):
+        price = rows[row.hardware] / (row.output_tokens_per_s * 3600) * 1e6
+        assert row.price_per_million_tokens == pytest.approx(price)
+    assert [row.hardware for row in done.rows] == list(rows)
 
 
 def _serve(*arguments: object) -> Result:
@@ -153,6 +210,10 @@ def test_limits_that_nothing_holds_name_the_nearest() -> None:
     ("arguments", "text"),
     [
         (("--sla", "ttft=500"), "invalid limit 'ttft=500'"),
+        (("--sla", ""), "invalid limit ''"),
+        (("--sla", "tpot=5ms", "--requests", "closed:output=1"), "no request has a second output token"),
+        (("--sla", "ttft=1s", "--devices", "100000000000000"), "'100000000000000' is too large"),
+        (("--sla", "ttft=1s", "--out", "rows.txt"), "expected a .csv or .parquet file"),
         (("--sla", "speed=5ms"), "expected one of ttft, tpot, latency"),
         (("--sla", "ttft=1s,ttft=2s"), "each once"),
         (("--sla", "ttft=0ms"), "a time above 0"),
@@ -193,5 +254,7 @@ def test_errors_of_all_configurations() -> None:
         hespas.plan_serving("Llama-3-70B", hardware="H100-SXM", devices=1, sla="ttft=1s")
     with pytest.raises(UnsupportedError, match="Mamba layers"):
         hespas.plan_serving("Mamba2-130M", hardware="H100-SXM", devices=1, sla="ttft=1s")
+    with pytest.raises(UsageError, match="names no device"):
+        hespas.plan_serving("Llama-3-8B", hardware=[], devices=1, sla="ttft=1s")
     with pytest.raises(UsageError, match="no experts to distribute"):
         hespas.plan_serving("Llama-3-8B", hardware="H100-SXM", devices=2, tp=2, ep=2, sla="ttft=1s")
