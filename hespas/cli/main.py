@@ -73,7 +73,7 @@ COMMANDS = {
     "serve": CommandSource(
         "hespas.cli.serve",
         "serve",
-        "Predict the TTFT, TPOT and throughput of an LLM server.",
+        "Predict the TTFT, TPOT and throughput of an LLM server, or find its best configuration.",
         renamed={
             "--stack": "--engine",
             "--experts": "--expert-dtype",

@@ -272,7 +272,7 @@ def measure_kit(
     if not measured:
         raise UnsupportedError(
             f"{framework.name} could not run any of {len(shapes)} shapes on {clipped(framework.device)}",
-            hint="the warnings state why; try the other --framework",
+            hint="the warnings state why; try the other framework",
         )
     warn_unsteady([sample.spread for sample in samples], sink, device.name)
     frame = _frame_of(measured, device).assign(

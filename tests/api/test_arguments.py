@@ -20,6 +20,7 @@ from hespas.cli.convert import app as convert_app
 from hespas.cli.main import app as hespas_app
 from hespas.cli.validate import app as validate_app
 from hespas.converters import ReadOptions
+from hespas.generators.llm import Model, load_model
 from hespas.graph.errors import UsageError
 from hespas.graph.hints import AtLeast, is_option_class
 from hespas.hardware import System, load_system
@@ -182,6 +183,8 @@ def settings_of(kind: type, **changes: object) -> object:
     """Return an instance with changed fields; fields without defaults get a small value of their hint."""
     if kind is System:
         return dataclasses.replace(load_system("dgx-h100"), **changes)  # type: ignore[arg-type]
+    if kind is Model:
+        return dataclasses.replace(load_model("llama-3-8b"), **changes)  # type: ignore[arg-type]
     samples: dict[object, object] = {str: "x", Path: Path("x"), Mapping: {}, tuple: ()}
     hints = get_type_hints(kind)
     stated: dict[str, object] = {}

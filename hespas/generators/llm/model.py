@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from hespas.generators.spec import Bounded
+from hespas.graph.errors import UsageError
 
 __all__ = [
     "BLOCK_NAMES",
@@ -167,6 +168,15 @@ class Model(Bounded):
     post_norms: bool = False
     mtp_layers: int = 0
     source: str = ""
+
+    def __post_init__(self) -> None:
+        """Check the numbers. Raises ``UsageError`` for one that is too small or too large."""
+        Bounded.__post_init__(self)
+        for name, least in (("hidden", 1), ("vocab", 1), ("max_positions", 0), ("mtp_layers", 0)):
+            value: object = getattr(self, name)
+            if isinstance(value, int) and value < least:
+                hint = f"`{name}={least}` or more"
+                raise UsageError(f"`{name}={value}` of a model is less than {least}", hint=hint)
 
     @property
     def all_layers(self) -> tuple[Layer, ...]:

@@ -8,11 +8,11 @@ of each device in their order, ``segments`` the memory that is reserved at the e
 
 from __future__ import annotations
 
-import pickle
 import re
 from bisect import bisect_left, insort
 from collections.abc import Sequence
 from math import ceil, isfinite
+from pickle import PROTO, dumps
 
 import numpy as np
 
@@ -23,7 +23,7 @@ __all__ = ["PICKLE_START", "FreeParts", "snapshot_bytes"]
 
 _PROTOCOL = 4
 """Newest protocol of pickles that the viewer reads."""
-PICKLE_START = pickle.PROTO
+PICKLE_START = PROTO
 """First byte of a snapshot."""
 _BASE_ADDRESS = 0x7F00_0000_0000
 _SOURCE_LINE = re.compile(r"(.*?):(\d{1,9})(?::\d+)?")
@@ -44,7 +44,7 @@ def snapshot_bytes(memories: Sequence[RankMemory], workload: Workload) -> bytes:
         trace, segment = _device_trace(memory, workload.classes[memory.rank_class], device)
         traces.append(trace)
         segments.append(segment)
-    return pickle.dumps({"segments": segments, "device_traces": traces}, protocol=_PROTOCOL)
+    return dumps({"segments": segments, "device_traces": traces}, protocol=_PROTOCOL)
 
 
 class FreeParts:

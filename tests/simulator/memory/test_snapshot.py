@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import hespas
@@ -81,7 +81,6 @@ def test_frames_name_the_operation_its_source_and_its_scope(tmp_path: Path) -> N
     assert product[1]["name"] == "jit(mlp)/dot_general"
 
 
-@settings(max_examples=200, deadline=None)
 @given(st.lists(st.tuples(st.booleans(), st.integers(1, 64)), max_size=60))
 def test_buffers_never_overlap(steps: list[tuple[bool, int]]) -> None:
     """A byte has one owner, and the segment is as large as its highest byte."""
