@@ -60,7 +60,7 @@ if one run of each *deployment* (device, framework, release, model, precision) i
 in the runs that they use:
 
 - `none` uses none.
-- `one-per-deployment` uses that one run. Its prior are the parameters of the stack that ship with the
+- `one-per-deployment` uses that one run. Its prior is the parameters of the stack that ship with the
   package (`engine_priors.toml`): fits to the rows of `calib`, which include other runs of the deployment.
 - `{left_out}` uses that one run alone, as for stacks that do not ship with the package.
 - `stack-and-one` uses it together with all runs of its stack. The weight of the run depends on how well one

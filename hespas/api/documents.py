@@ -25,7 +25,7 @@ from hespas.files.output import check_destination, place_immediately, write_atom
 from hespas.files.streams import STANDARD_STREAM
 from hespas.graph import Diagnostics
 from hespas.graph.errors import FormatError, OutputError, UsageError, clipped, short_repr
-from hespas.report.tables import Table
+from hespas.report.tables import Table, write_tables
 
 if TYPE_CHECKING:
     import pandas
@@ -49,6 +49,7 @@ __all__ = [
     "spooled_input",
     "spooled_output",
     "write_json",
+    "write_table",
 ]
 
 _CHUNK_BYTES = 1 << 20
@@ -231,6 +232,17 @@ def check_document(path: Path, *, overwrite: bool) -> None:
     if path.is_dir():
         raise OutputError("exists and is a directory", path=str(path), hint="name a file in it")
     check_destination(path, overwrite=overwrite)
+
+
+def write_table(table: Table, path: Path, *, overwrite: bool = False) -> None:
+    """Write a table atomically, as Parquet if the name ends in ``.parquet``, else as CSV; ``-`` is standard
+    output. Raises ``OutputError`` if the file exists, without ``overwrite``.
+    """
+
+    def fill(temporary: Path) -> None:
+        write_tables([table], temporary, is_parquet=path.suffix == ".parquet")
+
+    put(path, fill, overwrite=overwrite)
 
 
 def put(path: Path, fill: Callable[[Path], None], *, overwrite: bool) -> None:

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from hespas.api.arguments import checked
-from hespas.api.documents import BasisShare, Document, Result, basis_of, findings, put
+from hespas.api.documents import BasisShare, Document, Result, basis_of, findings, write_table
 from hespas.api.request_log import log_of, requests_of
 from hespas.api.servers import Server
 from hespas.estimators.step_intervals import basis_text
@@ -28,7 +28,7 @@ from hespas.graph.hints import (
     OptionsOf,
 )
 from hespas.graph.progress import Progress
-from hespas.report import Column, Kind, Table, table_from_rows, write_tables
+from hespas.report import Column, Kind, Table, table_from_rows
 from hespas.report.charts import Axis, Chart, Plot, Series
 from hespas.simulator.serving import (
     Requests,
@@ -417,7 +417,4 @@ def write_request_rows(done: ServingResult, path: Path, *, overwrite: bool = Fal
     ``OutputError`` if the file exists, without ``overwrite``.
     """
 
-    def fill(temporary: Path) -> None:
-        write_tables([done.table()], temporary, is_parquet=path.suffix == ".parquet")
-
-    put(path, fill, overwrite=overwrite)
+    write_table(done.table(), path, overwrite=overwrite)

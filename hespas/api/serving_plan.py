@@ -602,7 +602,7 @@ def _limits_of(sla: str) -> dict[str, float]:
         if name not in _METRICS or name in limits or not value_ms > 0:
             raise UsageError(
                 f"invalid limit '{clipped(part)}': expected one of {', '.join(_METRICS)}, each once, with a "
-                "time above 0",
+                f"time above 0 and its unit ({', '.join(_UNITS_MS)})",
                 hint="`sla=ttft=500ms,tpot=30ms`",
             )
         limits[name] = value_ms

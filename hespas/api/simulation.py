@@ -163,7 +163,7 @@ _MemorySnapshot = Annotated[
         "Write the allocations of each rank class as FILE.pickle for PyTorch's memory viewer.",
         metavar="FILE",
         panel=OUTPUT,
-        access="writes",
+        access="document",
     ),
 ]
 _Mode = Annotated[

@@ -338,8 +338,8 @@ class StepFiles:
     def check(self) -> None:
         """Check that the files can be written; raises what :func:`hespas.api.check_timeline` raises.
 
-        For the snapshot, it raises ``UsageError`` for another suffix than ``.pickle`` or the path of the
-        timeline, and ``OutputError`` if the file exists (without ``overwrite``) or is no pickle.
+        For the snapshot, it raises ``UsageError`` for another suffix than ``.pickle``, and ``OutputError`` if
+        the file exists (without ``overwrite``) or is no pickle.
         """
         check_timeline(self.timeline, overlay=bool(self.overlays), overwrite=self.overwrite)
         path = self.memory_snapshot

@@ -26,6 +26,7 @@ from hespas.files.processes import pool
 from hespas.files.streams import read_document
 from hespas.files.trust import allowing_programs, programs_allowed
 from hespas.graph import Diagnostics
+from hespas.graph.columns import pareto_rows
 from hespas.graph.errors import FormatError, OutputError
 from hespas.graph.hints import OUTPUT, AtLeast, AtMost, Option, OptionsOf
 from hespas.graph.progress import Progress
@@ -204,10 +205,7 @@ def _step_over_ranks(rows: Sequence[GridRow]) -> Plot:
     row with as many or fewer ranks has a shorter step.
     """
     texts = [", ".join(f"{key} {value}" for key, value in row.settings.items()) for row in rows]
-    frontier: list[GridRow] = []
-    for row in sorted(rows, key=lambda row: (row.ranks, row.step_ns)):
-        if not frontier or row.step_ns < frontier[-1].step_ns:
-            frontier.append(row)
+    frontier = [rows[index] for index in pareto_rows([(row.ranks, row.step_ns) for row in rows])]
     return Plot(
         name="pareto",
         title="Step over the number of ranks",

@@ -6,13 +6,14 @@ from math import isnan
 from pathlib import Path
 from typing import Annotated
 
-from hespas.api.documents import is_stream, put
+from hespas.api.documents import is_stream, write_table
 from hespas.api.planning import plan as plan_layouts
 from hespas.cli.command import Call, command
+from hespas.cli.destinations import check_suffix
 from hespas.cli.terminal import emit, percent, report_diagnostics
-from hespas.graph.errors import CheckFailedError, UsageError
+from hespas.graph.errors import CheckFailedError
 from hespas.graph.hints import OUTPUT, Option
-from hespas.report.tables import Column, column_of, table_from_rows, write_tables
+from hespas.report.tables import Column, column_of, table_from_rows
 from hespas.report.texts import bytes_text, time_text
 
 __all__ = ["plan"]
@@ -36,17 +37,13 @@ def plan(call: Call, *, out: _Out = None) -> None:
 
     hespas plan llama-3-70b --devices 256 --hardware H100-SXM,B200-SXM --objective price --prices prices.toml
     """
-    if out and out.suffix not in {".csv", ".parquet"} and not is_stream(out):
-        raise UsageError("--out: expected a .csv or .parquet file", path=str(out), hint="--out layouts.csv")
+    if out and not is_stream(out):
+        check_suffix(out, (".csv", ".parquet"), "layouts.csv")
     done = call.run(plan_layouts)
     call.write_json(done.to_json())
     call.write_html(done)
     if out:
-
-        def fill(path: Path) -> None:
-            write_tables([done.table()], path, is_parquet=out.suffix == ".parquet")
-
-        put(out, fill, overwrite=call.overwrite)
+        write_table(done.table(), out, overwrite=call.overwrite)
     report_diagnostics(call.diagnostics, done.model)
     best = done.best
     if best is None:

@@ -8,14 +8,15 @@ from typing import Annotated
 
 import numpy as np
 
-from hespas.api.documents import is_stream, put
+from hespas.api.documents import is_stream, write_table
 from hespas.api.serving import serve as serve_requests
 from hespas.api.serving_plan import plan_serving
 from hespas.cli.command import Call, command
+from hespas.cli.destinations import check_suffix
 from hespas.cli.terminal import emit, report_diagnostics
 from hespas.graph.errors import CheckFailedError, UsageError
 from hespas.graph.hints import OUTPUT, Option
-from hespas.report.tables import Column, columns, table_from_rows, write_tables
+from hespas.report.tables import Column, columns, table_from_rows
 from hespas.report.texts import count_text, counted, time_text
 
 __all__ = ["serve"]
@@ -49,6 +50,8 @@ def serve(call: Call, *, out: _Out = None) -> None:
 
     hespas serve llama-3-70b --hardware H100-SXM,B200-SXM --devices 8 --sla ttft=500ms,tpot=30ms
     """
+    if out and not is_stream(out):
+        check_suffix(out, (".csv", ".parquet"), "servers.csv")
     if call.is_written("sla"):
         _search(call, out)
         return
@@ -94,17 +97,11 @@ def _search(call: Call, out: Path | None) -> None:
     """Find the configuration with the highest load within latency limits, and print it with the next ones."""
     if call["per_request"]:
         raise UsageError("`per_request` and `sla` exclude each other", hint="leave one of them out")
-    if out and out.suffix not in {".csv", ".parquet"} and not is_stream(out):
-        raise UsageError("--out: expected a .csv or .parquet file", path=str(out), hint="--out servers.csv")
     done = call.run(plan_serving)
     call.write_json(done.to_json())
     call.write_html(done)
     if out:
-
-        def fill(path: Path) -> None:
-            write_tables([done.table()], path, is_parquet=out.suffix == ".parquet")
-
-        put(out, fill, overwrite=call.overwrite)
+        write_table(done.table(), out, overwrite=call.overwrite)
     report_diagnostics(call.diagnostics, done.model)
     if not done.best.is_within:
         missed_hint = (

@@ -80,9 +80,6 @@ def simulate(call: Call, *, compare: _Compare = None) -> None:
     timeline, overlay, report = call["timeline"], call.several("overlay"), call["folder"]
     if timeline:
         check_apart("--timeline", timeline, call.files("reads"))
-    if call["memory_snapshot"]:
-        others = call.files("reads") | ({"--timeline": [timeline]} if timeline else {})
-        check_apart("--memory-snapshot", call["memory_snapshot"], others)
     api.check_timeline(timeline, overlay=bool(overlay), overwrite=call.overwrite)
     call.check_report(REPORT_FILES)
     changes: dict[str, Any] = {"overlay": _overlay_profiles(overlay)} if overlay else {}

@@ -73,7 +73,7 @@ ClockOrNan = Annotated[
     float,
     Meta(
         description="a clock in Hz (1e7 to 1e11) or nan",
-        extra={"unknown": "nan", "within": _clock_or_nan},
+        extra={"within": _clock_or_nan, "remedy": "write 1.98 GHz as 1.98e9; nan if unknown"},
     ),
 ]
 

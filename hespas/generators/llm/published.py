@@ -48,6 +48,7 @@ __all__ = [
     "NOTES_IGNORED",
     "PUBLISHERS",
     "SETTINGS",
+    "UNSTATED",
     "PublishedRun",
     "convention_of",
     "has_only_notes",
@@ -496,7 +497,7 @@ _POLICIES: Mapping[str, tuple[str, ...]] = {
 def _recompute(cells: _RunCells) -> Recompute:
     """Return the recomputation and offload from the text of the column."""
     text = cells.text("recompute").casefold()
-    if not text or text == "not stated":
+    if text in UNSTATED:
         cells.report("recompute", "recomputation is missing: none assumed")
     if not text or text.startswith(("none", "not stated")):
         match = re.search(r"cpu offload of activations: (\d{1,9}) layers", cells.text("optimizer").casefold())
@@ -516,6 +517,9 @@ def _recompute(cells: _RunCells) -> Recompute:
         per_operation="per-op" in text,
     )
 
+
+UNSTATED = frozenset({"", "not stated"})
+"""Contents of a cell whose setting is unknown, in lower case."""
 
 PUBLISHERS: Mapping[str, Convention] = {
     "MLPerf-Training": Convention.HALF,

@@ -25,7 +25,14 @@ from hespas.fitting.effects import COMPONENTS
 from hespas.generators.llm.layout import check_layout
 from hespas.generators.llm.memory import StageMemory, memory_of
 from hespas.generators.llm.model import Experts, LatentAttention, Mamba
-from hespas.generators.llm.published import MODELS, NOTES_IGNORED, PublishedRun, has_only_notes, run_of
+from hespas.generators.llm.published import (
+    MODELS,
+    NOTES_IGNORED,
+    UNSTATED,
+    PublishedRun,
+    has_only_notes,
+    run_of,
+)
 from hespas.generators.llm.settings import recompute_of
 from hespas.graph import Diagnostics
 from hespas.graph.diagnostics import Severity
@@ -337,7 +344,7 @@ def _fitting_run(
         return max(stage.peak_bytes for stage in recomputing(count)[1]) > capacity
 
     check_layout(run.model, run.layout, run.training)
-    is_stated = run.row.get("recompute", "").casefold() not in {"", "not stated"}
+    is_stated = run.row.get("recompute", "").casefold() not in UNSTATED
     if is_stated or capacity < 0 or not is_beyond(0) or is_beyond(layers):
         return recomputing(0)
     count = bisect_left(range(layers + 1), True, key=lambda number: not is_beyond(number))

@@ -116,6 +116,7 @@ def test_what_cannot_be_written_is_refused(tmp_path: Path) -> None:
     with pytest.raises(OutputError, match="is not a pickle"):
         hespas.simulate(source, "H100-SXM", memory_snapshot=other, overwrite=True)
     assert other.read_text() == "notes"
-    same = tmp_path / "step.pickle"
-    done = run_command("hespas", "simulate", source, "--memory-snapshot", same, "--timeline", same)
-    assert done.returncode == 2
+    page = tmp_path / "page.pickle"
+    done = run_command("hespas", "simulate", source, "--memory-snapshot", page, "--html", page)
+    assert (done.returncode, page.exists()) == (2, False)
+    assert "names the same file as" in done.stderr
