@@ -28,7 +28,7 @@ from hespas.generators.llm.activations import (
 from hespas.generators.llm.layout import Layout, layers_of_stages, micro_batches
 from hespas.generators.llm.model import Experts, Layer, Model
 from hespas.generators.llm.rank import ModelRank
-from hespas.generators.llm.schedule import order_of
+from hespas.generators.llm.schedule import beside_previous, order_of
 from hespas.generators.llm.settings import Training
 from hespas.generators.llm.weights import RankWeights, weights_of_layer, weights_of_rest
 from hespas.generators.spec import Filling, fillings
@@ -461,15 +461,24 @@ class _StageAccount:
         count = min(micro_batches(layout, training), _STEADY * layout.pp)
         order = order_of(training.schedule, layout, self.stage, count, overlaps=training.overlap.microbatches)
         last_kind = "weights" if any(action.kind == "weights" for action in order) else "backward"
+        joins = beside_previous(order) if training.overlap.microbatches else [False] * len(order)
+        layer = [max(self._saved[chunk], key=_sum, default={}) for chunk in chunks]
         in_flight = dict.fromkeys(chunks, 0)
         most, peak = -1, (dict(in_flight), nothing)
-        for kind, _, chunk in order:
+        for number, (kind, _, chunk) in enumerate(order):
             in_flight[chunk] -= kind != "forward"
             if kind != "weights":
                 moment = forward[chunk] if kind == "forward" else backward[chunk]
-                others = sum(number * sizes[other] for other, number in in_flight.items())
+                waiting = dict(in_flight)
+                if joins[number] or any(joins[number + 1 : number + 2]):
+                    # Two passes run at the same time: the forward pass saves the activations of a layer when
+                    # the backward pass has freed those of another one. One layer exists in both.
+                    beside = order[number - 1 if joins[number] else number + 1].chunk
+                    waiting[beside] -= 1
+                    moment = moment._replace(parts=total(moment.parts, layer[beside]))
+                others = sum(count * sizes[other] for other, count in waiting.items())
                 if others + moment.bytes > most:
-                    most, peak = others + moment.bytes, (dict(in_flight), moment)
+                    most, peak = others + moment.bytes, (waiting, moment)
             in_flight[chunk] += kind != last_kind
         in_flight, moment = peak
         fixed = self._fixed()

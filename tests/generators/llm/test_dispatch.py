@@ -10,8 +10,9 @@ import pytest
 import hespas
 from hespas.generators.llm.feedforward import reached_parts
 from hespas.generators.llm.layout import Layout, RankGroups
+from hespas.generators.llm.memory import memory_of
 from hespas.generators.llm.model import Experts
-from hespas.generators.llm.settings import Overlap, precision_of
+from hespas.generators.llm.settings import Overlap, Training, precision_of
 from hespas.graph import CollectiveKind, step_facts
 from hespas.graph.errors import UsageError
 from tests.generators.llm.small_models import MIXTURE, calls, product_flops, step
@@ -96,6 +97,18 @@ def test_dispatch_beside_another_micro_batch_shortens_a_step(pp: int, vp: int) -
         assert counts[0] == pytest.approx(counts[1])  # the same communication, at another time
     times = [hespas.simulate(job, "H100-SXM", system="dgx-h100").step_ns for job in (apart, beside)]
     assert times[1] < times[0]
+
+
+@pytest.mark.parametrize(("pp", "vp"), [(1, 1), (2, 2)])
+def test_a_forward_pass_beside_a_backward_pass_adds_one_layer_to_the_peak(pp: int, vp: int) -> None:
+    layout = Layout(dp=8, pp=pp, vp=vp, ep=8)
+    training = Training(seq=2048, global_batch=64, micro_batch=1, launch="whole")
+    overlapping = replace(training, overlap=replace(training.overlap, microbatches=True))
+    apart, beside = (memory_of(MIXTURE, layout, each) for each in (training, overlapping))
+    for before, after in zip(apart, beside, strict=True):
+        added = after.peak_bytes - before.peak_bytes
+        activations = sum(before.parts[name] for name in ("norms and residuals", "attention", "experts"))
+        assert 0 < added < activations / 2
 
 
 def test_dispatch_beside_another_micro_batch_needs_virtual_stages() -> None:
