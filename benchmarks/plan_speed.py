@@ -1,9 +1,9 @@
-"""Searches of ``hespas plan``, against one simulation of the best layout: ``python -m benchmarks.plan_speed``.
+"""Searches of ``hespas plan`` against one simulation of the best layout: ``python -m benchmarks.plan_speed``.
 
-Each search, and the simulation of the layout that it found, run in processes of their own. Both pay the start of
-Python. Prints the number of layouts, the CPU seconds of both and their ratio: the search costs as much as
-that many simulations. Exits 1 where a search takes more CPU time than its bound, or than a simulation of every
-layout would.
+Each search, and the simulation of the layout that it found, run in processes of their own. Both pay the
+start of Python. Prints the number of layouts, the CPU seconds of both and their ratio: the search costs as
+much as that many simulations. Exits 1 where a search takes more CPU time than its bound, or than a simulation
+of every layout would.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _SEARCHES: dict[str, tuple[dict[str, Any], float]] = {
     "70B on 256, all axes": (_ALL_AXES, 120.0),
     "70B, six clusters": (_ALL_AXES | {"devices": [32, 64, 128, 256, 384, 512], "global_batch": 768}, 600.0),
 }
-"""Settings of a search and the bound of its CPU seconds, by name. The bounds are for a core of 2020 or later."""
+"""Settings of a search and the bound of its CPU seconds, by name, on a core of 2020 or later."""
 
 _SYSTEM = {"hardware": "H100-SXM", "system": "dgx-h100"}
 _SEARCH = """
