@@ -354,7 +354,7 @@ def noise(
         sink.warning(
             "noise.nested",
             "",
-            f"{counted(curves.nested, 'contraction')} in loops or branches got no noise",
+            f"{counted(curves.nested, 'contraction')} in branches or other loops got no noise",
             path=str(program),
         )
     if curves.is_random:

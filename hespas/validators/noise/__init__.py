@@ -65,8 +65,9 @@ class PointResult(msgspec.Struct, frozen=True):
 
 
 class NoiseRun(msgspec.Struct, frozen=True, kw_only=True):
-    """Output of the child process. ``nested`` is the number of contractions in loops and branches, which get
-    no noise, and ``rows`` the number of evaluated rows. ``is_random`` is True for random inputs.
+    """Output of the child process. ``nested`` is the number of contractions in branches and in loops that
+    are not unrolled, which get no noise. ``rows`` is the number of evaluated rows. ``is_random`` is True for
+    random inputs.
     """
 
     sites: list[SiteUnit]

@@ -108,7 +108,11 @@ class _NoisyProgram:
         self.xla: Any = import_module("jaxlib.xla_client")
         (self.device, *_) = self.jax.devices("cpu")
         if not entry.sites(self.data_arguments):
-            inside = f"; {self.nested} are in loops or branches, which get no noise" if self.nested else ""
+            inside = (
+                f"; {self.nested} are in branches, or in loops that are not unrolled, and get no noise"
+                if self.nested
+                else ""
+            )
             raise UnsupportedError(
                 f"the program has no contraction (dot_general, convolution) to add noise to{inside}",
                 hint="unroll its loops (jax.lax.scan(..., unroll=True))" if self.nested else "check the file",

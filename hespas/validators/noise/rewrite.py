@@ -1,14 +1,15 @@
 """Insertion of Gaussian noise into a StableHLO program, at its contractions.
 
-Calls are inlined, so that each ``dot_general``, ``dot`` and ``convolution`` of the entry function is a site
-of its own. Contractions in loops and branches get no noise; their number is reported.
+Calls are inlined, and loops with a known trip count unrolled, so that each ``dot_general``, ``dot`` and
+``convolution`` of the entry function is a site of its own. Contractions in other loops and in branches get no
+noise; their number is reported.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Sequence
-from math import prod, tau
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from math import isnan, prod, tau
 from typing import Any, NamedTuple, cast
 
 from hespas.converters.stablehlo.mlir import (
@@ -21,6 +22,7 @@ from hespas.converters.stablehlo.mlir import (
     terminator,
     text_of,
 )
+from hespas.converters.stablehlo.trips import TripCounter
 from hespas.graph.errors import UnsupportedError
 from hespas.validators.noise import NoiseKind
 
@@ -42,6 +44,8 @@ _ELEMENTWISE = frozenset(
 _TENSOR = re.compile(r"tensor<((?:\d+x)*)(f16|bf16|f32|f64|f8\w+|u?i\d+|i\d+)>")
 _CALLS = frozenset({"func.call", "call"})
 _MOST_INLINED = 1_000_000
+_MOST_UNROLLED = 20_000
+"""Operations of unrolled loops. XLA compiles about a thousand of them per second."""
 _RANGES = {f"{sign}i{bits}": (bits, not sign) for sign in ("", "u") for bits in (2, 4, 8, 16, 32, 64)}
 _NAME_IN_LOCATION = re.compile(r'"([^"]*/[^"]*|[A-Za-z_][^"]*)"(?!:)')
 _LONGEST_NAME = 60
@@ -59,8 +63,8 @@ class NoiseSite(NamedTuple):
 
 
 class EntryFunction(NamedTuple):
-    """Entry function of a module whose calls are inlined. ``nested`` is the number of contractions in its
-    loops and branches.
+    """Entry function of a module whose calls are inlined and whose loops are unrolled. ``nested`` is the
+    number of contractions in the remaining loops and in branches.
     """
 
     module: MlirModule
@@ -116,8 +120,9 @@ class EntryFunction(NamedTuple):
 
 
 def inlined_entry(module: MlirModule, bindings: Bindings) -> EntryFunction:
-    """Inline all calls outside of loops and branches, and return the entry function. Raises
-    ``UnsupportedError`` if a function has several blocks, calls itself, or if the program becomes too large.
+    """Inline all calls outside of branches, unroll loops with contractions and a known trip count, and return
+    the entry function. Raises ``UnsupportedError`` if a function has several blocks, calls itself, or if the
+    program becomes too large. Loops that would add too many operations remain.
     """
     functions = {
         text_of(view.operation, "sym_name"): view.operation
@@ -131,56 +136,82 @@ def inlined_entry(module: MlirModule, bindings: Bindings) -> EntryFunction:
             hint="export the function with jax.export",
         )
     block = entry.regions[0].blocks[0]
+    bodies = {name: function.regions[0].blocks[0] for name, function in functions.items()}
+    counter = TripCounter(bindings, bodies.get, dict)
     with cast("Any", module).context:
-        added, position = 0, 0
+        added, unrolled, position = 0, 0, 0
         while position < len(block.operations):
             operation = block.operations[position].operation
-            callee = functions.get(text_of(operation, "callee")) if operation.name in _CALLS else None
-            if callee is None:
+            body, trips = bodies.get(text_of(operation, "callee")) if operation.name in _CALLS else None, 1
+            if operation.name == "stablehlo.while" and _contractions(operation, bodies):
+                known = counter.trips(operation)
+                size = sum(1 for _ in _inside(operation))
+                if not isnan(known) and unrolled + known * size <= _MOST_UNROLLED:
+                    body, trips = operation.regions[1].blocks[0], int(known)
+                    unrolled += trips * size
+            if body is None:
                 position += 1
                 continue
-            added += _inline(operation, callee.regions[0].blocks[0], bindings)
+            added += _inline(operation, body, trips, bindings)
             if added > _MOST_INLINED:
                 raise UnsupportedError(
                     f"the program has more than {_MOST_INLINED:,} operations after calls are inlined",
                     hint="remove recursive functions",
                 )
-    nested, called = 0, list[str]()
+    nested = 0
     for view in list(block.operations):
         if text_of(view.operation, "call_target_name") == "shape_assertion":
             cast("Any", view.operation).erase()  # XLA has no such call, and the shapes are known
-            continue
-        for operation in _inside(view.operation):
-            nested += operation.name in _CONTRACTIONS
-            called += [text_of(operation, "callee")] if operation.name in _CALLS else []
-    for name in called:  # grows while functions are found
-        for operation in _inside(functions[name]) if name in functions else ():
-            nested += operation.name in _CONTRACTIONS
-            callee_name = text_of(operation, "callee") if operation.name in _CALLS else ""
-            if callee_name and callee_name not in called:
-                called.append(callee_name)
+        else:
+            nested += _contractions(view.operation, bodies)
     return EntryFunction(module, entry, nested)
 
 
-def _inline(call: MlirOperation, body: MlirBlock, bindings: Bindings) -> int:
-    """Replace a call by copies of the operations of its function, and return their number."""
-    ir: Any = bindings.ir
-    values: dict[MlirValue, MlirValue] = dict(zip(body.arguments, call.operands, strict=True))
-    count = 0
-    for view in list(body.operations)[:-1]:
-        with ir.InsertionPoint(call):
-            copy: Any = cast("Any", view.operation).clone()
-        for inner in (copy.operation, *_inside(copy.operation)):
-            count += 1
-            for row, operand in enumerate(inner.operands):
-                if operand in values:
-                    cast("Any", inner.operands)[row] = values[operand]
-        values.update(zip(view.operation.results, copy.operation.results, strict=True))
-    returned = cast("MlirOperation", terminator(body)).operands
-    for result, value in zip(call.results, returned, strict=True):
-        cast("Any", result).replace_all_uses_with(values.get(value, value))
-    cast("Any", call).erase()
+def _contractions(operation: MlirOperation, bodies: Mapping[str, MlirBlock]) -> int:
+    """Return the number of contractions in the regions of an operation and in the functions that they call.
+    Each function is counted once.
+    """
+    count, called = 0, list[str]()
+    waiting = [operation]
+    while waiting:
+        for inner in _inside(waiting.pop()):
+            count += inner.name in _CONTRACTIONS
+            name = text_of(inner, "callee") if inner.name in _CALLS else ""
+            if name in bodies and name not in called:
+                called.append(name)
+                waiting.append(bodies[name].owner.operation)
     return count
+
+
+def _inline(operation: MlirOperation, body: MlirBlock, times: int, bindings: Bindings) -> int:
+    """Replace a call or a loop by ``times`` copies of the operations of its function or body, each on the
+    results of the copy before. Return the number of operations.
+    """
+    ir: Any = bindings.ir
+    passed: list[MlirValue] = list(operation.operands)
+    count = 0
+    for _ in range(times):
+        values: dict[MlirValue, MlirValue] = dict(zip(body.arguments, passed, strict=True))
+        for view in list(body.operations)[:-1]:
+            with ir.InsertionPoint(operation):
+                copy: Any = cast("Any", view.operation).clone()
+            for inner in _with_inside(copy.operation):
+                count += 1
+                for row, operand in enumerate(inner.operands):
+                    if operand in values:
+                        cast("Any", inner.operands)[row] = values[operand]
+            values.update(zip(view.operation.results, copy.operation.results, strict=True))
+        returned = cast("MlirOperation", terminator(body)).operands
+        passed = [values.get(value, value) for value in returned]
+    for result, value in zip(operation.results, passed, strict=True):
+        cast("Any", result).replace_all_uses_with(value)
+    cast("Any", operation).erase()
+    return count
+
+
+def _with_inside(operation: MlirOperation) -> Iterator[MlirOperation]:
+    yield operation
+    yield from _inside(operation)
 
 
 def _inside(operation: MlirOperation) -> Iterator[MlirOperation]:

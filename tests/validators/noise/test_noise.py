@@ -13,6 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 import hespas
+from hespas.api.noise_curves import NoiseReport
 from hespas.cli.validate import app
 from hespas.graph import Diagnostics
 from hespas.graph.errors import FormatError, HespasError, UnsupportedError, UsageError
@@ -179,9 +180,79 @@ def test_symbolic_dimensions_are_stated_and_programs_for_several_devices_refused
         hespas.noise(STABLEHLO / "llama_fsdp_tp_local_N8.mlir.gz", sigma_mac=0.1, seeds=1)
 
 
-def test_contractions_in_loops_get_no_noise() -> None:
-    with pytest.raises(UnsupportedError, match=r"no contraction .* are in loops"):
-        hespas.noise(STABLEHLO / "scan_nested.mlir", sigma_mac=0.1)
+def test_iterations_of_a_loop_have_the_noise_of_an_unrolled_program(tmp_path: Path) -> None:
+    jax = pytest.importorskip("jax")
+
+    def looped(x: Any, weights: Any) -> Any:
+        def layer(carried: Any, weight: Any) -> Any:
+            return jax.numpy.tanh(carried @ weight), None
+
+        return jax.lax.scan(layer, x, weights)[0]
+
+    def unrolled(x: Any, weights: Any) -> Any:
+        for number in range(3):
+            x = jax.numpy.tanh(x @ weights[number])
+        return x
+
+    rng = np.random.default_rng(3)
+    data = tmp_path / "data.npz"
+    weights = rng.standard_normal((3, 16, 16)).astype(np.float32) / 4
+    inputs = rng.standard_normal((64, 16)).astype(np.float32)
+    np.savez(data, inputs=inputs, arg1=weights, labels=rng.integers(0, 16, 64))
+    reports: list[NoiseReport] = []
+    for number, function in enumerate((looped, unrolled)):
+        program = tmp_path / f"{number}.mlir"
+        program.write_text(str(jax.jit(function).lower(inputs, weights).compiler_ir("stablehlo")))
+        sink = Diagnostics()
+        reports.append(
+            hespas.noise(program, data=data, sigma_mac=0.3, sigma_weight=0.2, seeds=2, diagnostics=sink)
+        )
+        assert "noise.nested" not in sink.counts()
+    first, second = reports
+    assert len(first.curves.sites) == len(second.curves.sites) == 3
+    for one, other in zip(first.curves.rows, second.curves.rows, strict=True):
+        assert one.snr_db == pytest.approx(other.snr_db, abs=0.01)
+        assert one.accuracy == pytest.approx(other.accuracy)
+
+
+def test_calls_in_nested_loops_are_inlined() -> None:
+    report = hespas.noise(STABLEHLO / "scan_nested.mlir", sigma_mac=0.1, seeds=1)
+    assert len(report.curves.sites) == 3 * 5  # iterations of the outer and the inner loop
+    assert report.curves.nested == 0
+
+
+@pytest.mark.parametrize("trips", ["1000000", "%unknown"])
+def test_loops_that_are_not_unrolled_are_counted(tmp_path: Path, trips: str) -> None:
+    limit = f"stablehlo.constant dense<{trips}> : tensor<i32>" if trips.isdecimal() else ""
+    program = tmp_path / "loop.mlir"
+    program.write_text(
+        f"""
+func.func @main(%x: tensor<4x8xf32>, %unknown: tensor<i32>) -> tensor<4x8xf32> {{
+  %w = stablehlo.constant dense<0.5> : tensor<8x8xf32>
+  %zero = stablehlo.constant dense<0> : tensor<i32>
+  %first = stablehlo.dot_general %x, %w, contracting_dims = [1] x [0] :
+    (tensor<4x8xf32>, tensor<8x8xf32>) -> tensor<4x8xf32>
+  %y:2 = stablehlo.while(%i = %zero, %value = %first) : tensor<i32>, tensor<4x8xf32>
+  cond {{
+    {"%limit = " + limit if limit else ""}
+    %go = stablehlo.compare LT, %i, {"%limit" if limit else trips} : (tensor<i32>, tensor<i32>) -> tensor<i1>
+    stablehlo.return %go : tensor<i1>
+  }} do {{
+    %one = stablehlo.constant dense<1> : tensor<i32>
+    %next = stablehlo.add %i, %one : tensor<i32>
+    %product = stablehlo.dot_general %value, %w, contracting_dims = [1] x [0] :
+      (tensor<4x8xf32>, tensor<8x8xf32>) -> tensor<4x8xf32>
+    stablehlo.return %next, %product : tensor<i32>, tensor<4x8xf32>
+  }}
+  return %first : tensor<4x8xf32>
+}}
+""",
+        encoding="utf-8",
+    )
+    sink = Diagnostics()
+    report = hespas.noise(program, sigma_mac=0.1, seeds=1, diagnostics=sink)
+    assert (len(report.curves.sites), report.curves.nested) == (1, 1)
+    assert sink.counts()["noise.nested"] == 1
 
 
 def test_programs_without_contractions_are_refused() -> None:
