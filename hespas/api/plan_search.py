@@ -127,11 +127,13 @@ class LayoutSearch:
         """Return a layout with its bound. A rough bound does not include recomputation."""
         machine, candidate = space.machine, space.candidates[index]
         bound = space.bounds.bound(candidate, recomputes=not is_rough)
-        idle_ns = max(bound.step_ns - bound.busy_ns, 0.0)
+        least_factor = min([1.0, *(factor.factor for factor in machine.device.step_factors)])
+        step_ns = bound.step_ns * least_factor
+        idle_ns = max(step_ns - bound.busy_ns, 0.0)
         work_ns = bound.matmul_ns, bound.busy_ns - bound.matmul_ns, idle_ns
-        value = self._value(machine, bound.step_ns, work_ns)
+        value = self._value(machine, step_ns, work_ns)
         is_rough &= bool(candidate.training.recompute.modules)
-        return _Entry(value, number, index, self._price(machine, bound.step_ns), is_rough)
+        return _Entry(value, number, index, self._price(machine, step_ns), is_rough)
 
     def _limit(self, deferred: Sequence[_Entry]) -> float:
         """Return the best value divided by 1 + margin. Steps that are lower bounds only count if there is no

@@ -1,8 +1,8 @@
-"""``hespas-validate calibrate``: fits of hardware files, shapes to measure next, end-to-end factors."""
+"""``hespas-validate calibrate``: fits of hardware files, shapes to measure next, factors on steps."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import nan
 from pathlib import Path
 from shlex import quote
@@ -35,14 +35,14 @@ __all__ = ["calibrate"]
 
 _END_TO_END_PARAMETERS = frozenset(
     {"hardware", "out", "table", "estimator", "end_to_end", "overwrite", "progress", "max_input_bytes"}
-    | {"loudness", "debug"}
+    | {"loudness", "debug", "json_file"}
 )
 """Parameters that ``--end-to-end`` reads."""
 
 _Out = Annotated[
     Path,
     Option(
-        "Write the hardware file; with --suggest a .csv, with --end-to-end a .json.",
+        "Write the hardware file; with --suggest a .csv, with --end-to-end also a .json.",
         metavar="FILE.toml",
         access="writes",
     ),
@@ -57,7 +57,10 @@ _Report = Annotated[
 ]
 _EndToEnd = Annotated[
     bool,
-    Option("Fit correction factors of whole steps to one --table of runs; writes --out FILE.json."),
+    Option(
+        "Fit factors to one --table of measured steps: on whole steps for --out FILE.toml, on their "
+        "components for --out FILE.json."
+    ),
 ]
 
 
@@ -67,7 +70,7 @@ def calibrate(call: Call, *, out: _Out, report: _Report = None, end_to_end: _End
 
     hespas-validate calibrate --hardware H100-SXM --table measured.csv --out my-h100.toml
     hespas-validate calibrate --hardware H100-SXM --suggest 50 --out shapes.csv
-    hespas-validate calibrate --hardware H100-SXM --end-to-end --table runs.csv --out factors.json
+    hespas-validate calibrate --hardware H100-SXM --end-to-end --table steps.csv --out my-h100.toml
     """
     if end_to_end:
         _calibrate_end_to_end(call, out)
@@ -258,7 +261,9 @@ def _suggest_shapes(call: Call, out: Path) -> None:
 
 
 def _calibrate_end_to_end(call: Call, out: Path) -> None:
-    """Fit factors that correct the components of predicted steps on a device, and write them."""
+    """Fit factors on predicted steps of a device, and write them: factors on whole steps to a hardware file,
+    factors on components to a file for ``league --factors``.
+    """
     for name in call.texts:
         if call.is_written(name) and name not in _END_TO_END_PARAMETERS:
             raise UsageError(f"--end-to-end excludes {call.spelling(name)}", hint="leave it out")
@@ -267,11 +272,16 @@ def _calibrate_end_to_end(call: Call, out: Path) -> None:
         raise UsageError("--end-to-end takes one --estimator", hint="run once per estimator")
     if len(tables) != 1:
         raise UsageError("--end-to-end requires one --table of runs", hint="--table runs.csv")
+    keywords: dict[str, Any] = {"estimator": estimators[0]} if estimators else {}
+    if out.suffix == ".toml":
+        _calibrate_steps(call, out, keywords)
+        return
+    if call.json_file:
+        raise UsageError("--end-to-end excludes --json", hint="leave it out, or write --out FILE.toml")
     check_suffix(out, ".json", "factors.json")
     check_reports({"--out": out}, call.files("reads"), overwrite=call.overwrite)
     from hespas import api
 
-    keywords: dict[str, Any] = {"estimator": estimators[0]} if estimators else {}
     with progress_bar("predicting", call.texts["progress"]) as callback:
         done = api.calibrate_end_to_end(
             call["hardware"],
@@ -295,3 +305,40 @@ def _calibrate_end_to_end(call: Call, out: Path) -> None:
     )
     emit(table_from_rows(header, rows).to_text())
     emit(done.headline())
+
+
+def _calibrate_steps(call: Call, out: Path, keywords: Mapping[str, Any]) -> None:
+    """Fit factors on whole steps, print them, and write the hardware file last."""
+    from hespas import api
+
+    _check_out(call, out, ".toml", "my-device.toml")
+    call.check_outputs()
+    with progress_bar("predicting", call.texts["progress"]) as callback:
+        done = api.calibrate_steps(
+            call["hardware"],
+            call.several("table")[0],
+            progress=callback,
+            diagnostics=call.diagnostics,
+            **keywords,
+        )
+    report_diagnostics(call.diagnostics, done.source)
+    call.write_json(done.to_json())
+    done.write(out, overwrite=call.overwrite)
+    if not is_quiet():
+        rows = [
+            (
+                row.framework, row.phase, row.rows, row.workloads, row.ratio, row.share, row.factor,
+                row.std_error, row.before_mape, row.after_mape,
+            )
+            for row in done.factors
+        ]  # fmt: skip
+        header = (
+            *columns("text", "framework", "phase"),
+            *columns("count", "steps", "workloads"),
+            *columns("number", "measured/predicted", write="{:.3f}".format),
+            *columns("share", "applied", write="{:.0%}".format),
+            *columns("number", "factor", "std error", write="{:.3f}".format),
+            *columns("share", "error before", "left out", write=percent),
+        )
+        emit(table_from_rows(header, rows).to_text())
+    emit(f"{out}: {done.headline()}")
