@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import numpy as np
 
 from hespas.api.lowering import STEP_ESTIMATOR
-from hespas.api.plan_bounds import MATMULS, LayoutBounds
+from hespas.api.plan_bounds import MATMULS, Bound, LayoutBounds
 from hespas.api.plan_result import PlanProof, PlanRow
 from hespas.api.simulation_job import StepJob
 from hespas.generators.llm.space import Candidate, LayoutSpace
@@ -127,13 +127,14 @@ class LayoutSearch:
         """Return a layout with its bound. A rough bound does not include recomputation."""
         machine, candidate = space.machine, space.candidates[index]
         bound = space.bounds.bound(candidate, recomputes=not is_rough)
+        # a step factor of the device file scales the step and its parts
         least_factor = min([1.0, *(factor.factor for factor in machine.device.step_factors)])
-        step_ns = bound.step_ns * least_factor
-        idle_ns = max(step_ns - bound.busy_ns, 0.0)
+        bound = Bound(*(time_ns * least_factor for time_ns in bound))
+        idle_ns = max(bound.step_ns - bound.busy_ns, 0.0)
         work_ns = bound.matmul_ns, bound.busy_ns - bound.matmul_ns, idle_ns
-        value = self._value(machine, step_ns, work_ns)
+        value = self._value(machine, bound.step_ns, work_ns)
         is_rough &= bool(candidate.training.recompute.modules)
-        return _Entry(value, number, index, self._price(machine, step_ns), is_rough)
+        return _Entry(value, number, index, self._price(machine, bound.step_ns), is_rough)
 
     def _limit(self, deferred: Sequence[_Entry]) -> float:
         """Return the best value divided by 1 + margin. Steps that are lower bounds only count if there is no
@@ -247,8 +248,8 @@ class LayoutSearch:
         the cause of a step that is only a lower bound.
         """
         line = done.timeline
-        compute_ns = float(np.nanmean(line.resource_ns("compute")))
-        exposed_ns = float(np.nanmean(line.exposed_comm_ns))
+        compute_ns = float(np.nanmean(line.resource_ns("compute"))) * done.correction
+        exposed_ns = float(np.nanmean(line.exposed_comm_ns)) * done.correction
         shares = np.bincount(line.shown_by[line.shown_by >= 0], minlength=len(line.shown_by))
         matmul_ns = 0.0
         for number, graph in enumerate(done.workload.classes):
@@ -256,7 +257,7 @@ class LayoutSearch:
             mine &= line.resource == line.resources.index("compute")
             mine[mine] = np.isin(graph.op_class[line.node[mine]], MATMULS)
             matmul_ns += float(((line.end_ns - line.start_ns) * line.trips * shares[line.rank])[mine].sum())
-        matmul_ns = min(matmul_ns / max(int(shares.sum()), 1), compute_ns)
+        matmul_ns = min(matmul_ns * done.correction / max(int(shares.sum()), 1), compute_ns)
         busy_ns = compute_ns - matmul_ns + exposed_ns
         idle_ns = max(done.step_ns - compute_ns - exposed_ns, 0.0)
         low_j, energy_j, high_j = (

@@ -142,8 +142,8 @@ class _StepRow(msgspec.Struct, frozen=True, kw_only=True):
     split: str = ""
 
 
-_FACTOR_BOUNDS = 0.1, 10.0
-"""Limits of a step factor in a device file."""
+_RATIO_BOUNDS = 0.1, 10.0
+"""Limits of measured over predicted time: a ratio beyond them is a wrong unit, or another workload."""
 
 
 @checked()
@@ -167,8 +167,8 @@ def calibrate_steps(
     than three (:func:`hespas.fitting.effects.fit_step_factor`). It holds only for ``estimator``.
 
     Raises ``UsageError`` if the table has no row of the device, ``FormatError`` for a malformed table and for
-    factors beyond 0.1 to 10, ``BoundaryError`` for a path outside of the folder, and what :func:`simulate`
-    raises.
+    steps that take less than 0.1 or more than 10 times their prediction, ``BoundaryError`` for a path outside
+    of the folder, and what :func:`simulate` raises.
     """
     sink = diagnostics if diagnostics is not None else Diagnostics()
     device, path = load_device(hardware), Path(table)
@@ -267,8 +267,8 @@ def _fitted_cell(
     """
     (framework, phase), names = cell, [name for name, _ in steps]
     fit = fit_step_factor(names, np.array([error for _, error in steps]))
-    low, high = _FACTOR_BOUNDS
-    if not low <= exp(fit.mean) <= high:
+    low, high = _RATIO_BOUNDS
+    if not low <= exp(fit.log_ratio) <= high:
         raise FormatError(
             f"steps of {framework}:{phase} take {exp(fit.log_ratio):.3g} times their predictions",
             path=str(table),

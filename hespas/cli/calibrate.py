@@ -272,13 +272,13 @@ def _calibrate_end_to_end(call: Call, out: Path) -> None:
         raise UsageError("--end-to-end takes one --estimator", hint="run once per estimator")
     if len(tables) != 1:
         raise UsageError("--end-to-end requires one --table of runs", hint="--table runs.csv")
+    check_suffix(out, (".toml", ".json"), "my-device.toml")
     keywords: dict[str, Any] = {"estimator": estimators[0]} if estimators else {}
     if out.suffix == ".toml":
         _calibrate_steps(call, out, keywords)
         return
     if call.json_file:
         raise UsageError("--end-to-end excludes --json", hint="leave it out, or write --out FILE.toml")
-    check_suffix(out, ".json", "factors.json")
     check_reports({"--out": out}, call.files("reads"), overwrite=call.overwrite)
     from hespas import api
 
