@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from math import exp, inf, log, nan
@@ -19,11 +19,11 @@ from hespas.api.simulation_result import SimulationResult
 from hespas.estimators.configuration import AUTO
 from hespas.estimators.step_intervals import NO_FACTOR
 from hespas.files.documents import Count, Figure, document_bytes
-from hespas.files.tables import Column, TableRow, read_typed_table
+from hespas.files.tables import Column, read_typed_table
 from hespas.files.trust import file_in_folder_of
 from hespas.fitting.effects import fit_step_factor
 from hespas.graph import Diagnostics, StepPhase
-from hespas.graph.errors import FormatError, UsageError
+from hespas.graph.errors import UsageError
 from hespas.graph.progress import Progress
 from hespas.hardware import Device, StepFactor, canonical_name, load_device, write_device
 from hespas.report import Table, table_from_records
@@ -48,7 +48,7 @@ class FittedStepFactor(StepFactor, frozen=True, kw_only=True):
     after_mape: Figure
 
 
-class StepWorkload(msgspec.Struct, frozen=True, kw_only=True):
+class StepWorkload(msgspec.Struct, frozen=True):
     """Measured workload of a calibration of whole steps. ``ratio`` is the measured over the predicted time,
     the geometric mean over ``rows``. ``before`` and ``after`` are the relative errors of the prediction:
     without a factor, and with the factor that the other workloads give.
@@ -172,27 +172,38 @@ def calibrate_steps(
     """
     sink = diagnostics if diagnostics is not None else Diagnostics()
     device, path = load_device(hardware), Path(table)
-    rows = _rows_of_device(path, device, sink)
 
     def simulated(file: Path) -> SimulationResult:
         return simulate(file, hardware, estimator=estimator, step_factor=NO_FACTOR, diagnostics=sink)
 
-    predicted = _predicted_steps(path, rows, simulated, progress, sink)
-    cells: dict[tuple[str, StepPhase], list[tuple[str, float]]] = {}
-    for (_, row), predicted_ns in zip(rows, predicted, strict=True):
-        if predicted_ns > 0:
-            cell = cells.setdefault((row.framework.casefold(), row.phase), [])
-            cell.append((row.model or row.workload, log(row.step_ns / predicted_ns)))
-    if not cells:
+    factors: list[FittedStepFactor] = []
+    workloads: list[StepWorkload] = []
+    for (framework, phase), steps in _log_ratios(path, device, simulated, progress, sink).items():
+        names = [name for name, _ in steps]
+        fit = fit_step_factor(names, np.array([error for _, error in steps]))
+        factor = FittedStepFactor(
+            framework=framework,
+            phase=phase,
+            estimator=estimator,
+            factor=exp(fit.mean),
+            std_error=fit.std_error,
+            share=fit.share,
+            ratio=exp(fit.log_ratio),
+            rows=len(steps),
+            workloads=len(fit.workloads),
+            table=path.name,
+            fitted=datetime.now(UTC).date().isoformat(),
+            before_mape=float(np.abs(fit.before).mean()),
+            after_mape=float(np.abs(fit.after).mean()),
+        )
+        factors.append(factor)
+        for name, before, after in zip(fit.workloads, fit.before.tolist(), fit.after.tolist(), strict=True):
+            ratio, count = 1.0 / (1.0 + before), names.count(name)
+            workloads.append(StepWorkload(framework, phase, name, count, ratio, before, after))
+    if not factors:
         raise UsageError(
             f"{table}: no step of {device.name} can be predicted", hint="see the warnings about its workloads"
         )
-    factors: list[FittedStepFactor] = []
-    workloads: list[StepWorkload] = []
-    for cell, steps in cells.items():
-        factor, of_workloads = _fitted_cell(cell, steps, estimator, path)
-        factors.append(factor)
-        workloads += of_workloads
     fields = StepFactor.__struct_fields__
     new = {row.name: StepFactor(**{name: getattr(row, name) for name in fields}) for row in factors}
     kept = (row for row in device.step_factors if row.name.casefold() not in new)
@@ -200,8 +211,16 @@ def calibrate_steps(
     return StepFactorsReport(fitted, tuple(factors), tuple(workloads), str(table), estimator, sink)
 
 
-def _rows_of_device(path: Path, device: Device, diagnostics: Diagnostics) -> list[tuple[TableRow, _StepRow]]:
-    """Return the rows of a table of recorded steps that were measured on the device and may be fitted."""
+def _log_ratios(
+    path: Path,
+    device: Device,
+    simulated: Callable[[Path], SimulationResult],
+    progress: Progress | None,
+    diagnostics: Diagnostics,
+) -> dict[tuple[str, StepPhase], list[tuple[str, float]]]:
+    """Return the workload and ln(measured / predicted) of each step of the device that may be fitted, by
+    framework and phase. Workloads of which only a lower bound is known are left out, with a warning.
+    """
     rows = list(read_typed_table(path, _StepRow))
     names = {name.casefold() for name in (device.name, *device.aliases)}
     own = [
@@ -221,85 +240,31 @@ def _rows_of_device(path: Path, device: Device, diagnostics: Diagnostics) -> lis
     diagnostics.info("calibrate.other-devices", str(path), message, count=len(rows) - len(own))
     message = "rows reserved for testing: not fitted"
     diagnostics.info("calibrate.kept-rows", str(path), message, count=len(own) - len(fitted))
-    return fitted
-
-
-def _predicted_steps(
-    path: Path,
-    rows: Sequence[tuple[TableRow, _StepRow]],
-    simulated: Callable[[Path], SimulationResult],
-    progress: Progress | None,
-    diagnostics: Diagnostics,
-) -> list[float]:
-    """Return the predicted time [ns] of the step of each row without a step factor: the one in the table, or
-    the simulation of its workload. It is NaN if only a lower bound is known, which a warning reports.
-    """
     files: dict[str, Path] = {}
-    for row, cells in rows:
-        if cells.predicted_ns > 0:
-            continue
-        position = f"row {row.row}, column workload"
-        file = file_in_folder_of(path, cells.workload, position)
-        if not file.exists():
-            raise FormatError(
-                f"the workload {cells.workload!r} does not exist",
-                path=str(path),
-                position=position,
-                hint="name a file in the folder of the table, or fill in predicted_ns",
-            )
-        files.setdefault(cells.workload, file)
-    times: dict[str, float] = {}
+    for row, cells in fitted:
+        if not cells.predicted_ns > 0:
+            file = file_in_folder_of(path, cells.workload, f"row {row.row}, column workload")
+            if not file.exists():
+                expected = "the name of a file in the folder of the table, or fill in predicted_ns"
+                raise row.fault("workload", f"{cells.workload!r} does not exist", expected)
+            files.setdefault(cells.workload, file)
+    times_ns: dict[str, float] = {}
     for number, (name, file) in enumerate(files.items()):
         if progress:
             progress(number, len(files))
         done = simulated(file)
         message = "the workload has operations of unknown duration: its steps are not fitted"
         diagnostics.warning("calibrate.untimed", name, message, count=int(done.is_lower_bound))
-        times[name] = nan if done.is_lower_bound or not 0 < done.step_ns < inf else done.step_ns
-    return [cells.predicted_ns if cells.predicted_ns > 0 else times[cells.workload] for _, cells in rows]
-
-
-def _fitted_cell(
-    cell: tuple[str, StepPhase], steps: Sequence[tuple[str, float]], estimator: str, table: Path
-) -> tuple[FittedStepFactor, list[StepWorkload]]:
-    """Return the factor of one framework and phase, and its workloads. ``steps`` are pairs of a workload and
-    ln(measured / predicted).
-    """
-    (framework, phase), names = cell, [name for name, _ in steps]
-    fit = fit_step_factor(names, np.array([error for _, error in steps]))
+        times_ns[name] = nan if done.is_lower_bound else done.step_ns
+    ratios: dict[tuple[str, StepPhase], list[tuple[str, float]]] = {}
     low, high = _RATIO_BOUNDS
-    if not low <= exp(fit.log_ratio) <= high:
-        raise FormatError(
-            f"steps of {framework}:{phase} take {exp(fit.log_ratio):.3g} times their predictions",
-            path=str(table),
-            position="column step_ns",
-            hint="write step_ns in nanoseconds, and the time of one step of the whole workload",
-        )
-    factor = FittedStepFactor(
-        framework=framework,
-        phase=phase,
-        estimator=estimator,
-        factor=exp(fit.mean),
-        std_error=fit.std_error,
-        share=fit.share,
-        ratio=exp(fit.log_ratio),
-        rows=len(steps),
-        workloads=len(fit.workloads),
-        table=table.name,
-        fitted=datetime.now(UTC).date().isoformat(),
-        before_mape=float(np.abs(fit.before).mean()),
-        after_mape=float(np.abs(fit.after).mean()),
-    )
-    errors = zip(fit.workloads, fit.before.tolist(), fit.after.tolist(), strict=True)
-    return factor, [
-        StepWorkload(
-            framework=framework,
-            phase=phase,
-            workload=name,
-            rows=names.count(name),
-            ratio=1.0 / (1.0 + before),
-            before=before,
-            after=after,
-        )
-        for name, before, after in errors
-    ]
+    for row, cells in fitted:
+        predicted_ns = cells.predicted_ns if cells.predicted_ns > 0 else times_ns[cells.workload]
+        if not 0 < predicted_ns < inf:
+            continue
+        if not low <= cells.step_ns / predicted_ns <= high:
+            problem = f"is {cells.step_ns / predicted_ns:.3g} times the predicted {predicted_ns:,.0f} ns"
+            raise row.fault("step_ns", problem, "the time of one step of the whole workload in nanoseconds")
+        ratio = cells.model or cells.workload, log(cells.step_ns / predicted_ns)
+        ratios.setdefault((cells.framework.casefold(), cells.phase), []).append(ratio)
+    return ratios

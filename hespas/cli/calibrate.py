@@ -25,7 +25,7 @@ from hespas.cli.terminal import (
 )
 from hespas.graph.errors import UsageError
 from hespas.graph.hints import Option, options_of
-from hespas.report.tables import columns, table_from_rows
+from hespas.report.tables import Column, columns, table_from_rows
 from hespas.report.texts import counted
 
 if TYPE_CHECKING:
@@ -38,6 +38,20 @@ _END_TO_END_PARAMETERS = frozenset(
     | {"loudness", "debug", "json_file"}
 )
 """Parameters that ``--end-to-end`` reads."""
+
+_STEP_FACTOR_TITLES: Mapping[str, str | Column] = {
+    "framework": "framework",
+    "phase": "phase",
+    "rows": "steps",
+    "workloads": "workloads",
+    "ratio": Column("measured/predicted", kind="number", write="{:.3f}".format),
+    "share": Column("applied", kind="share", write="{:.0%}".format),
+    "factor": Column("factor", kind="number", write="{:.3f}".format),
+    "std_error": Column("std error", kind="number", write="{:.3f}".format),
+    "before_mape": Column("error before", kind="share"),
+    "after_mape": Column("left out", kind="share"),
+}
+"""Columns of the printed table of step factors."""
 
 _Out = Annotated[
     Path,
@@ -273,23 +287,27 @@ def _calibrate_end_to_end(call: Call, out: Path) -> None:
     if len(tables) != 1:
         raise UsageError("--end-to-end requires one --table of runs", hint="--table runs.csv")
     check_suffix(out, (".toml", ".json"), "my-device.toml")
+    from hespas import api
+
     keywords: dict[str, Any] = {"estimator": estimators[0]} if estimators else {}
+    keywords["diagnostics"] = call.diagnostics
     if out.suffix == ".toml":
-        _calibrate_steps(call, out, keywords)
+        _check_out(call, out, ".toml", "my-device.toml")
+        call.check_outputs()
+        with progress_bar("predicting", call.texts["progress"]) as callback:
+            steps = api.calibrate_steps(call["hardware"], tables[0], progress=callback, **keywords)
+        report_diagnostics(call.diagnostics, tables[0])
+        call.write_json(steps.to_json())
+        steps.write(out, overwrite=call.overwrite)
+        if not is_quiet():
+            emit(steps.table().select(_STEP_FACTOR_TITLES).to_text())
+        emit(f"{out}: {steps.headline()}")
         return
     if call.json_file:
         raise UsageError("--end-to-end excludes --json", hint="leave it out, or write --out FILE.toml")
     check_reports({"--out": out}, call.files("reads"), overwrite=call.overwrite)
-    from hespas import api
-
     with progress_bar("predicting", call.texts["progress"]) as callback:
-        done = api.calibrate_end_to_end(
-            call["hardware"],
-            tables[0],
-            progress=callback,
-            diagnostics=call.diagnostics,
-            **keywords,
-        )
+        done = api.calibrate_end_to_end(call["hardware"], tables[0], progress=callback, **keywords)
     report_diagnostics(call.diagnostics, tables[0])
     api.write_json(done.to_json(), out, overwrite=call.overwrite)
     rows = [
@@ -305,40 +323,3 @@ def _calibrate_end_to_end(call: Call, out: Path) -> None:
     )
     emit(table_from_rows(header, rows).to_text())
     emit(done.headline())
-
-
-def _calibrate_steps(call: Call, out: Path, keywords: Mapping[str, Any]) -> None:
-    """Fit factors on whole steps, print them, and write the hardware file last."""
-    from hespas import api
-
-    _check_out(call, out, ".toml", "my-device.toml")
-    call.check_outputs()
-    with progress_bar("predicting", call.texts["progress"]) as callback:
-        done = api.calibrate_steps(
-            call["hardware"],
-            call.several("table")[0],
-            progress=callback,
-            diagnostics=call.diagnostics,
-            **keywords,
-        )
-    report_diagnostics(call.diagnostics, done.source)
-    call.write_json(done.to_json())
-    done.write(out, overwrite=call.overwrite)
-    if not is_quiet():
-        rows = [
-            (
-                row.framework, row.phase, row.rows, row.workloads, row.ratio, row.share, row.factor,
-                row.std_error, row.before_mape, row.after_mape,
-            )
-            for row in done.factors
-        ]  # fmt: skip
-        header = (
-            *columns("text", "framework", "phase"),
-            *columns("count", "steps", "workloads"),
-            *columns("number", "measured/predicted", write="{:.3f}".format),
-            *columns("share", "applied", write="{:.0%}".format),
-            *columns("number", "factor", "std error", write="{:.3f}".format),
-            *columns("share", "error before", "left out", write=percent),
-        )
-        emit(table_from_rows(header, rows).to_text())
-    emit(f"{out}: {done.headline()}")

@@ -49,6 +49,7 @@ from hespas.hardware.typed_toml import (
     Text,
     TomlRow,
     check_source_keys,
+    inline_table,
     read_rows,
     refuse_repeats,
     scalar,
@@ -605,13 +606,13 @@ def device_to_toml(device: Device, *, folder: Path | None = None) -> str:
     for name in ("peaks", "memories", "links", "efficiencies", "step_factors"):
         rows: tuple[TomlRow, ...] = getattr(device, name)
         if rows:
-            lines += ["", f"{name} = [", *(f"  {_row(row)}," for row in rows), "]"]
+            lines += ["", f"{name} = [", *(f"  {inline_table(row)}," for row in rows), "]"]
     if fits := (*device.own_fits, *device.own_lines):
         lines += ["", "fits = [", *(f"  {fit_row(fit, scalar)}," for fit in fits), "]"]
     if device.systolic is not None:
-        lines += ["", f"systolic = {_row(device.systolic)}"]
+        lines += ["", f"systolic = {inline_table(device.systolic)}"]
     if device.imc is not None:
-        lines += ["", f"imc = {_row(device.imc)}"]
+        lines += ["", f"imc = {inline_table(device.imc)}"]
     lines += ["", "[sources]", *(f"{scalar(s.key)} = {scalar(s.text)}" for s in device.sources), ""]
     return "\n".join(lines)
 
@@ -644,13 +645,3 @@ def _relative(card: str, folder: Path | None) -> str:
             hint=f"copy the card and its trees to {home}, or remove the learned models",
         )
     return real.relative_to(home).as_posix()
-
-
-def _row(row: TomlRow) -> str:
-    """Return a row of a device file as a TOML inline table, without empty optional texts and unknown
-    energies.
-    """
-    pairs = list(structs.asdict(row).items())
-    omitted = {"energy_pj_per_flop", "energy_pj_per_byte"} if ("energy_source", "") in pairs else set[str]()
-    shown = [(name, value) for name, value in pairs if value != "" and name not in omitted]
-    return "{ " + ", ".join(f"{name} = {scalar(value)}" for name, value in shown) + " }"

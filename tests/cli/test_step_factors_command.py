@@ -204,8 +204,8 @@ def test_other_factors_of_the_device_are_kept(tmp_path: Path, device: Path) -> N
         (["H100-SXM,torch,inference,a,0,1"], FormatError, "step_ns is '0'"),
         (["H100-SXM,torch,inference,../a.json,1,"], BoundaryError, "not within the folder"),
         (["H100-SXM,torch,inference,gone.json,1,"], FormatError, "does not exist"),
-        (measured(4, 1e3), FormatError, "times their predictions"),
-        (measured(4, 1e-3), FormatError, "times their predictions"),
+        (measured(4, 1e3), FormatError, "is 1e.03 times the predicted 1,000,000 ns"),
+        (measured(4, 1e-3), FormatError, "is 0.001 times the predicted 1,000,000 ns"),
     ],
 )
 def test_tables_that_are_refused(tmp_path: Path, rows: list[str], error: type[Exception], text: str) -> None:
