@@ -26,6 +26,7 @@ from hespas.api.samples import SamplesDocument
 from hespas.api.serving import ServingDocument
 from hespas.api.serving_plan_result import ServingPlanDocument
 from hespas.api.simulation_result import SimulationDocument
+from hespas.api.step_calibration import StepFactorsDocument
 from hespas.api.summary import SummaryDocument
 from hespas.api.synthesis import SynthesisDocument
 from hespas.api.systems import DevicesDocument, EstimatorsDocument, SystemDocument
@@ -80,6 +81,7 @@ DOCUMENTS: Mapping[str, type[msgspec.Struct]] = {
     "serving_plan": ServingPlanDocument,
     "serving_accuracy": ServingAccuracyDocument,
     "simulate": SimulationDocument,
+    "step_factors": StepFactorsDocument,
     "suggest": SuggestionDocument,
     "synthesis": SynthesisDocument,
     "system": SystemDocument,

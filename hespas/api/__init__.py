@@ -49,6 +49,7 @@ __all__ = [
     "ServingPlanResult",
     "ServingResult",
     "SimulationResult",
+    "StepFactorsReport",
     "SuggestionReport",
     "Summary",
     "Synthesis",
@@ -61,6 +62,7 @@ __all__ = [
     "bundle",
     "calibrate",
     "calibrate_end_to_end",
+    "calibrate_steps",
     "capture",
     "check",
     "check_timeline",
@@ -251,6 +253,7 @@ if TYPE_CHECKING:
         simulation_document,
         write_simulation_json,
     )
+    from hespas.api.step_calibration import StepFactorsReport, calibrate_steps
     from hespas.api.summary import (
         Summary,
         summarise,
@@ -385,6 +388,7 @@ _find = lazy_names(
     ),
     plan_result=("PlanResult",),
     planning=("plan",),
+    step_calibration=("StepFactorsReport", "calibrate_steps"),
     published_runs=(
         "FactorsReport",
         "LeagueReport",

@@ -42,6 +42,7 @@ __all__ = [
     "ReadingRecording",
     "ReadingTrace",
     "Seed",
+    "StepFactorChoice",
     "Tables",
     "Tokens",
     "WritingJob",
@@ -212,6 +213,16 @@ ComparedEstimator = Annotated[
         completes="estimators",
         repeats=True,
         default_text=f"{STEP_ESTIMATOR}: by kind of workload",
+    ),
+]
+StepFactorChoice = Annotated[
+    str,
+    Option(
+        "Apply this step factor of the device file, such as torch:training, or none "
+        "(see hespas-validate calibrate --end-to-end).",
+        metavar="FRAMEWORK:PHASE",
+        panel=DEVICE,
+        default_text="auto: by the workload",
     ),
 ]
 ChosenGranularity = Annotated[

@@ -20,6 +20,7 @@ from hespas.api.arguments import (
     Dataflow,
     EstimatedOn,
     ReadingProgram,
+    StepFactorChoice,
     checked,
     with_array,
 )
@@ -28,10 +29,10 @@ from hespas.api.io import opened_program
 from hespas.api.lowering import STEP_ESTIMATOR, Granularity, granularity_of, merged, step_estimator
 from hespas.converters.format import SourceFormat
 from hespas.estimators import as_run_on, load_estimator
-from hespas.estimators.configuration import default_configuration
+from hespas.estimators.configuration import AUTO, default_configuration
 from hespas.estimators.interface import EnergyModel, estimate_with, for_job, with_option
 from hespas.estimators.rates import OperationCosts, StepEnergy, step_energy
-from hespas.estimators.step_intervals import weighed
+from hespas.estimators.step_intervals import applied_factor, weighed
 from hespas.files.documents import Count, Figure, document_bytes
 from hespas.graph import Diagnostics, Estimate, OpClass, OpGraph, Profile, Workload
 from hespas.graph.columns import BoolArray
@@ -40,7 +41,7 @@ from hespas.graph.hints import Option
 from hespas.graph.passes import GroupRegions, is_recorded_wait, known_sum, with_durations
 from hespas.graph.progress import Progress
 from hespas.graph.workload import of_own_ranks
-from hespas.hardware import load_device
+from hespas.hardware import StepFactor, load_device
 from hespas.report.tables import Column, Table, Values, column_of, joined_tables, write_tables
 
 if TYPE_CHECKING:
@@ -66,6 +67,7 @@ class NodeEstimates(Result):
 
     ``workload`` is the estimated workload, whose operations are merged by ``granularity`` (None: not merged).
     ``costs`` are of each rank class, if the estimator models energy and operations are not merged to regions.
+    ``step_factor`` is the choice of the factor on the time of the step.
     """
 
     workload: Workload
@@ -77,6 +79,7 @@ class NodeEstimates(Result):
     estimator: str = ""
     diagnostics: Diagnostics = field(default_factory=Diagnostics)
     costs: tuple[OperationCosts, ...] = ()
+    step_factor: str = AUTO
 
     def headline(self) -> str:
         """Return the summary line: source, device, estimator, number of operations and the share with
@@ -135,6 +138,7 @@ def estimate(
     hardware: EstimatedOn,
     *,
     estimator: ComparedEstimator = STEP_ESTIMATOR,
+    step_factor: StepFactorChoice = AUTO,
     granularity: ChosenGranularity = None,
     array: Array = "",
     dataflow: Dataflow = "",
@@ -147,7 +151,9 @@ def estimate(
 
     ``source`` is a workload, a profile (whose device events are estimated), or the path of a file with
     either, which is read as ``format`` (default: detected) with ``options``. The default ``estimator``
-    depends on the kind of workload (:mod:`hespas.estimators.configuration`). ``granularity`` selects the
+    depends on the kind of workload (:mod:`hespas.estimators.configuration`). ``step_factor`` selects the
+    factor of the device file that corrects the time of the step, which the estimates of operations do not
+    include (:func:`hespas.estimators.step_intervals.applied_factor`). ``granularity`` selects the
     operations to merge; by default an unoptimised program is fused. ``array`` and ``dataflow`` are options of
     the estimator ``systolic``. Raises ``UsageError`` for an unknown name, ``UnsupportedError`` for a profile
     without device events, and for a path the errors of ``read``.
@@ -160,6 +166,8 @@ def estimate(
     estimator = with_array(estimator, array, dataflow)
     name, workload = opened_program(source, format, options, sink)
     device, estimator = load_device(hardware), step_estimator(workload, hardware, estimator)
+    settings = default_configuration(workload, device, estimator, step_factor=step_factor)
+    applied_factor(workload, device, settings, sink)  # report why none is applied
     model = for_job(load_estimator(estimator), workload.num_ranks)
     model = with_option(model, "progress", None, progress)
     chosen = granularity_of(workload, granularity)
@@ -201,6 +209,7 @@ def estimate(
         estimator=estimator,
         diagnostics=sink,
         costs=tuple(costs),
+        step_factor=step_factor,
     )
 
 
@@ -212,7 +221,7 @@ def simulated_step(done: NodeEstimates) -> Simulation | None:
     from hespas.simulator import simulate
 
     device = load_device(done.hardware)
-    configuration = default_configuration(done.workload, device, done.estimator)
+    configuration = default_configuration(done.workload, device, done.estimator, step_factor=done.step_factor)
     try:
         return simulate(done.workload, done.estimates, device=device, configuration=configuration)
     except (UnsupportedError, FormatError):
@@ -411,7 +420,9 @@ class _EstimatedClass(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EstimateDocument(Document, frozen=True, kw_only=True):
-    """JSON document of ``hespas estimate --json``."""
+    """JSON document of ``hespas estimate --json``. ``step_ns`` includes the step factor of the device file,
+    if there is one; ``operations_ns`` is the time without it.
+    """
 
     schema: Literal["hespas.estimate/1"] = "hespas.estimate/1"
     hardware: str
@@ -420,6 +431,8 @@ class EstimateDocument(Document, frozen=True, kw_only=True):
     step_ns: Figure
     step_low_ns: Figure
     step_high_ns: Figure
+    operations_ns: Figure
+    step_factor: StepFactor | None
     basis: list[BasisShare]
     model_flops_per_step: Figure
     tokens_per_step: Figure
@@ -460,6 +473,8 @@ def estimate_document(done: NodeEstimates, step: Simulation | None) -> msgspec.S
         step_ns=step.step_ns if step else nan,
         step_low_ns=low_ns,
         step_high_ns=high_ns,
+        operations_ns=step.operations_ns if step else nan,
+        step_factor=step.step_factor if step else None,
         basis=basis_of(step.basis if step else {}),
         model_flops_per_step=rates.model_flops,
         tokens_per_step=rates.tokens,

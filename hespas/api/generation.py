@@ -23,7 +23,7 @@ from hespas.graph.errors import UnsupportedError
 from hespas.graph.hints import DEVICE, Option
 from hespas.graph.passes import totals
 from hespas.graph.progress import Progress
-from hespas.hardware import System, load_device
+from hespas.hardware import StepFactor, System, load_device
 from hespas.report import Column, Table, column_of, table_from_rows
 from hespas.report.charts import Chart
 from hespas.report.texts import bytes_text, count_text, counted, fits_text, flops_text
@@ -50,6 +50,8 @@ class StepDocument(msgspec.Struct, frozen=True, kw_only=True):
     step_ns: Figure
     step_low_ns: Figure
     step_high_ns: Figure
+    operations_ns: Figure
+    step_factor: StepFactor | None
     basis: list[BasisShare]
     mfu: Figure
     mfu_peak_dtype: str
@@ -134,6 +136,8 @@ class GenerationResult(Result):
                 step_ns=step.step_ns,
                 step_low_ns=step.interval_ns[0],
                 step_high_ns=step.interval_ns[1],
+                operations_ns=step.operations_ns,
+                step_factor=step.step_factor,
                 basis=basis_of(step.basis),
                 mfu=step.throughput.mfu,
                 mfu_peak_dtype=step.throughput.peak_dtype,

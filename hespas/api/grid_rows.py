@@ -70,6 +70,7 @@ AXES: Mapping[str, _Axis] = {
     "source": _FILE,
     "hardware": _NAME,
     "estimator": _NAME,
+    "step_factor": _NAME,
     "precision": _Axis(
         "a floating-point type such as bf16, tf32 or f32_full (IEEE)",
         lambda value: (
@@ -97,8 +98,8 @@ links; with a factor other than 1, collective times follow from the links and no
 """
 
 _SIMULATE_ARGUMENTS = (
-    "hardware", "system", "estimator", "granularity", "mode", "system_config", "network_config",
-    "memory_config", "backend", "queues_per_dim",
+    "hardware", "system", "estimator", "step_factor", "granularity", "mode", "system_config",
+    "network_config", "memory_config", "backend", "queues_per_dim",
 )  # fmt: skip
 """Settings that are arguments of :func:`hespas.api.simulate` with the same name."""
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import numpy as np
 
 from hespas.api.lowering import STEP_ESTIMATOR
-from hespas.api.plan_bounds import MATMULS, LayoutBounds
+from hespas.api.plan_bounds import MATMULS, Bound, LayoutBounds
 from hespas.api.plan_result import PlanProof, PlanRow
 from hespas.api.simulation_job import StepJob
 from hespas.generators.llm.space import Candidate, LayoutSpace
@@ -127,6 +127,9 @@ class LayoutSearch:
         """Return a layout with its bound. A rough bound does not include recomputation."""
         machine, candidate = space.machine, space.candidates[index]
         bound = space.bounds.bound(candidate, recomputes=not is_rough)
+        # a step factor of the device file scales the step and its parts
+        least_factor = min([1.0, *(factor.factor for factor in machine.device.step_factors)])
+        bound = Bound(*(time_ns * least_factor for time_ns in bound))
         idle_ns = max(bound.step_ns - bound.busy_ns, 0.0)
         work_ns = bound.matmul_ns, bound.busy_ns - bound.matmul_ns, idle_ns
         value = self._value(machine, bound.step_ns, work_ns)
@@ -245,8 +248,8 @@ class LayoutSearch:
         the cause of a step that is only a lower bound.
         """
         line = done.timeline
-        compute_ns = float(np.nanmean(line.resource_ns("compute")))
-        exposed_ns = float(np.nanmean(line.exposed_comm_ns))
+        compute_ns = float(np.nanmean(line.resource_ns("compute"))) * done.correction
+        exposed_ns = float(np.nanmean(line.exposed_comm_ns)) * done.correction
         shares = np.bincount(line.shown_by[line.shown_by >= 0], minlength=len(line.shown_by))
         matmul_ns = 0.0
         for number, graph in enumerate(done.workload.classes):
@@ -254,7 +257,7 @@ class LayoutSearch:
             mine &= line.resource == line.resources.index("compute")
             mine[mine] = np.isin(graph.op_class[line.node[mine]], MATMULS)
             matmul_ns += float(((line.end_ns - line.start_ns) * line.trips * shares[line.rank])[mine].sum())
-        matmul_ns = min(matmul_ns / max(int(shares.sum()), 1), compute_ns)
+        matmul_ns = min(matmul_ns * done.correction / max(int(shares.sum()), 1), compute_ns)
         busy_ns = compute_ns - matmul_ns + exposed_ns
         idle_ns = max(done.step_ns - compute_ns - exposed_ns, 0.0)
         low_j, energy_j, high_j = (

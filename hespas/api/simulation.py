@@ -13,6 +13,7 @@ from hespas.api.arguments import (
     ComparedEstimator,
     MissingPolicy,
     ReadingProgram,
+    StepFactorChoice,
     checked,
     hardware_option,
 )
@@ -221,6 +222,7 @@ def simulate(
     hardware: _Hardware = None,
     *,
     estimator: ComparedEstimator = STEP_ESTIMATOR,
+    step_factor: StepFactorChoice = "auto",
     granularity: ChosenGranularity = None,
     on_unknown: MissingPolicy = "warn",
     system: _System = None,
@@ -253,7 +255,9 @@ def simulate(
     """Simulate one step of all ranks in the workload: see :func:`hespas.simulator.simulate`.
 
     With ``hardware`` (a name or a TOML file), operations take the time that ``estimator`` gives them there;
-    without it, the times of the workload, or of the device events of a profile. With ``system`` (a name, a
+    without it, the times of the workload, or of the device events of a profile. ``step_factor`` selects a
+    factor of the device file on the time of the step
+    (:func:`hespas.estimators.step_intervals.applied_factor`). With ``system`` (a name, a
     TOML file or a value), communication is timed on its network by the position of the ranks
     (:mod:`hespas.simulator.network`). ``simulator`` is a scheduler with its own options, such as
     :class:`hespas.simulator.JobScheduler`, instead of ``messages`` to ``launches``.
@@ -292,5 +296,5 @@ def simulate(
     paths = [None if path is None else Path(path) for path in (timeline, memory_snapshot)]
     written = StepFiles(paths[0], paths[1], overlays, overwrite)
     sink = diagnostics if diagnostics is not None else Diagnostics()
-    job = StepJob(hardware, estimator, granularity, on_unknown, sink, progress)
+    job = StepJob(hardware, estimator, granularity, on_unknown, sink, progress, step_factor=step_factor)
     return job.of_source(source, (format, options), request, written, system)

@@ -33,7 +33,8 @@ from hespas.converters import ReadOptions, WriteOptions, is_flat, is_recognised,
 from hespas.converters.comm_matching import clock_shifts, match_profiles
 from hespas.converters.tracks import Displayed, SimulatedRun, TrackSet, joined_tracks
 from hespas.estimators import MissingPolicy, refuse_converted
-from hespas.estimators.configuration import default_configuration
+from hespas.estimators.configuration import AUTO, default_configuration
+from hespas.estimators.step_intervals import NO_FACTOR
 from hespas.files.output import check_destination, write_atomically
 from hespas.files.streams import first_bytes
 from hespas.graph import ESTIMATED_ON, Diagnostics, Estimate, Profile, Timeline, Workload
@@ -132,6 +133,7 @@ class StepJob:
     diagnostics: Diagnostics
     progress: Progress | None
     system: System | None = None
+    step_factor: str = AUTO
 
     def of_source(
         self,
@@ -146,6 +148,10 @@ class StepJob:
         source is read.
         """
         astra = request.checked_job(system)
+        if astra is not None and self.step_factor not in {AUTO, NO_FACTOR}:
+            raise UsageError(
+                "`step_factor` is not available in mode astra", hint="leave it out, or `mode=hespas`"
+            )
         files.check()
         name, workload = opened_program(source, *reading, self.diagnostics)
         measured = files.profiles(self.diagnostics)
@@ -153,11 +159,12 @@ class StepJob:
             refuse_global(workload)
         sized = sized_for(system, workload.num_ranks)
         device = self.hardware or (sized.device if sized else "") or None
-        if device is None and self.estimator != STEP_ESTIMATOR:
-            raise UsageError(
-                "`estimator` requires `hardware`: without it, times are those of the input",
-                hint="add `hardware=NAME`, or leave `estimator` out",
-            )
+        for option, default in (("estimator", STEP_ESTIMATOR), ("step_factor", AUTO)):
+            if device is None and getattr(self, option) != default:
+                raise UsageError(
+                    f"`{option}` requires `hardware`: without it, times are those of the input",
+                    hint=f"add `hardware=NAME`, or leave `{option}` out",
+                )
         job = replace(self, hardware=device, system=sized)
         if astra is None:
             simulation = job.run(workload, request.scheduler)
@@ -184,6 +191,7 @@ class StepJob:
                 self.hardware,
                 estimator=self.estimator,
                 granularity=self.granularity,
+                step_factor=NO_FACTOR,  # the simulation applies it
                 diagnostics=self.diagnostics,
                 progress=self.progress,
             )
@@ -197,7 +205,10 @@ class StepJob:
         """Simulate the workload with times estimated for the device, or with the workload's own times."""
         device = self._device_of_times(workload)
         workload, estimates = self.timed(workload, device)
-        configuration = None if device is None else default_configuration(workload, device, self.estimator)
+        configuration = None
+        if device is not None:
+            chosen = self.step_factor
+            configuration = default_configuration(workload, device, self.estimator, step_factor=chosen)
         return run_simulator(
             workload,
             estimates,

@@ -24,7 +24,7 @@ from hespas.converters.measured_ops.steps import recorded_steps_of, recording_te
 from hespas.files.documents import Count, Figure, document_bytes, encode_json
 from hespas.graph import WAITS, Diagnostics, OpGraph, Workload
 from hespas.graph.deprecation import RenamedAttribute
-from hespas.hardware import load_device
+from hespas.hardware import StepFactor, load_device
 from hespas.report import Table, table_from_records
 from hespas.report.charts import Chart
 from hespas.report.page import Tile
@@ -40,6 +40,7 @@ __all__ = [
     "RecordedStep",
     "SimulationDocument",
     "SimulationResult",
+    "correction_text",
     "external_document",
     "recorded_step_of",
     "simulation_document",
@@ -103,7 +104,8 @@ class SimulationResult(Result, Simulation):
         elif recorded is not None:
             summary = f"span {time}"
         rates = f"; {self.throughput}" if self.throughput.is_known else ""
-        return f"{self.source}{where}, {summary} of {counted(ranks, 'rank')}{rates}"
+        corrected = f"; {correction_text(self)}" if self.step_factor else ""
+        return f"{self.source}{where}, {summary} of {counted(ranks, 'rank')}{corrected}{rates}"
 
     def to_json(self) -> bytes:
         """Return the JSON document that ``--json`` writes, of schema ``hespas.simulate/1``."""
@@ -161,9 +163,10 @@ class SimulationResult(Result, Simulation):
         low_ns, high_ns = self.interval_ns
         known = "" if isnan(low_ns) else f"90 % interval: {time_text(low_ns)} to {time_text(high_ns)}"
         basis = f"; basis: {self.basis_text}" if self.basis_text else ""
-        yield "Step", f"{least}{time_text(self.step_ns)}", f"{known or 'no interval'}{basis}"
+        corrected = f"; {correction_text(self)}" if self.step_factor else ""
+        yield "Step", f"{least}{time_text(self.step_ns)}", f"{known or 'no interval'}{corrected}{basis}"
         last = max(self.classes, key=lambda result: result.finish_ns)
-        share = last.exposed_comm_ns / self.step_ns if self.step_ns > 0 else nan
+        share = last.exposed_comm_ns / self.operations_ns if self.operations_ns > 0 else nan
         note = "" if isnan(share) else f"{share:.1%} of the step, of the rank that finishes last"
         yield "Exposed communication", time_text(last.exposed_comm_ns), note
         fullest = max(self.memory, key=lambda memory: memory.use.peak_bytes, default=None)
@@ -186,6 +189,14 @@ class SimulationResult(Result, Simulation):
         write_report(
             Path(folder), page, document, self._tables(step), name=REPORT_FILES[1], overwrite=overwrite
         )
+
+
+def correction_text(done: Simulation) -> str:
+    """Return the time of a step without its step factor, and the factor; empty without one."""
+    if done.step_factor is None:
+        return ""
+    factor = f"step factor {done.correction:.2f} ({done.step_factor.evidence})"
+    return f"sum of operations {time_text(done.operations_ns)}, {factor}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -412,7 +423,8 @@ class _RankRow(msgspec.Struct, frozen=True):
 class SimulationDocument(Document, frozen=True, kw_only=True):
     """JSON document of ``hespas simulate --json``.
 
-    ``step_ns`` is the time of the whole graph. If the workload is a recording, the graph has
+    ``step_ns`` is the time of the whole graph. It includes the step factor of the device file, if there is
+    one; ``operations_ns`` and all other times are without it. If the workload is a recording, the graph has
     ``recorded_steps`` steps (0: without step annotations; null: not a recording). If the times are as
     recorded, ``recorded_step_ns`` is the time of one step, and ``recorded_period_ns`` the time from the start
     of a step to the start of the next one (for a single step, its length).
@@ -428,6 +440,8 @@ class SimulationDocument(Document, frozen=True, kw_only=True):
     step_ns: Figure
     step_low_ns: Figure
     step_high_ns: Figure
+    operations_ns: Figure
+    step_factor: StepFactor | None
     basis: list[BasisShare]
     model_flops_per_step: Figure
     tokens_per_step: Figure
@@ -470,6 +484,8 @@ def simulation_document(done: SimulationResult, *, ranks: bool = True) -> msgspe
         step_ns=done.step_ns,
         step_low_ns=done.interval_ns[0],
         step_high_ns=done.interval_ns[1],
+        operations_ns=done.operations_ns,
+        step_factor=done.step_factor,
         basis=basis_of(done.basis),
         model_flops_per_step=done.throughput.model_flops,
         tokens_per_step=done.throughput.tokens,

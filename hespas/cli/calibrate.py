@@ -1,8 +1,8 @@
-"""``hespas-validate calibrate``: fits of hardware files, shapes to measure next, end-to-end factors."""
+"""``hespas-validate calibrate``: fits of hardware files, shapes to measure next, factors on steps."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import nan
 from pathlib import Path
 from shlex import quote
@@ -25,7 +25,7 @@ from hespas.cli.terminal import (
 )
 from hespas.graph.errors import UsageError
 from hespas.graph.hints import Option, options_of
-from hespas.report.tables import columns, table_from_rows
+from hespas.report.tables import Column, columns, table_from_rows
 from hespas.report.texts import counted
 
 if TYPE_CHECKING:
@@ -35,14 +35,28 @@ __all__ = ["calibrate"]
 
 _END_TO_END_PARAMETERS = frozenset(
     {"hardware", "out", "table", "estimator", "end_to_end", "overwrite", "progress", "max_input_bytes"}
-    | {"loudness", "debug"}
+    | {"loudness", "debug", "json_file"}
 )
 """Parameters that ``--end-to-end`` reads."""
+
+_STEP_FACTOR_TITLES: Mapping[str, str | Column] = {
+    "framework": "framework",
+    "phase": "phase",
+    "rows": "steps",
+    "workloads": "workloads",
+    "ratio": Column("measured/predicted", kind="number", write="{:.3f}".format),
+    "share": Column("applied", kind="share", write="{:.0%}".format),
+    "factor": Column("factor", kind="number", write="{:.3f}".format),
+    "std_error": Column("std error", kind="number", write="{:.3f}".format),
+    "before_mape": Column("error before", kind="share"),
+    "after_mape": Column("left out", kind="share"),
+}
+"""Columns of the printed table of step factors."""
 
 _Out = Annotated[
     Path,
     Option(
-        "Write the hardware file; with --suggest a .csv, with --end-to-end a .json.",
+        "Write the hardware file; with --suggest a .csv, with --end-to-end also a .json.",
         metavar="FILE.toml",
         access="writes",
     ),
@@ -57,7 +71,10 @@ _Report = Annotated[
 ]
 _EndToEnd = Annotated[
     bool,
-    Option("Fit correction factors of whole steps to one --table of runs; writes --out FILE.json."),
+    Option(
+        "Fit factors to one --table of measured steps: on whole steps for --out FILE.toml, on their "
+        "components for --out FILE.json."
+    ),
 ]
 
 
@@ -67,7 +84,7 @@ def calibrate(call: Call, *, out: _Out, report: _Report = None, end_to_end: _End
 
     hespas-validate calibrate --hardware H100-SXM --table measured.csv --out my-h100.toml
     hespas-validate calibrate --hardware H100-SXM --suggest 50 --out shapes.csv
-    hespas-validate calibrate --hardware H100-SXM --end-to-end --table runs.csv --out factors.json
+    hespas-validate calibrate --hardware H100-SXM --end-to-end --table steps.csv --out my-h100.toml
     """
     if end_to_end:
         _calibrate_end_to_end(call, out)
@@ -258,7 +275,9 @@ def _suggest_shapes(call: Call, out: Path) -> None:
 
 
 def _calibrate_end_to_end(call: Call, out: Path) -> None:
-    """Fit factors that correct the components of predicted steps on a device, and write them."""
+    """Fit factors on predicted steps of a device, and write them: factors on whole steps to a hardware file,
+    factors on components to a file for ``league --factors``.
+    """
     for name in call.texts:
         if call.is_written(name) and name not in _END_TO_END_PARAMETERS:
             raise UsageError(f"--end-to-end excludes {call.spelling(name)}", hint="leave it out")
@@ -267,19 +286,28 @@ def _calibrate_end_to_end(call: Call, out: Path) -> None:
         raise UsageError("--end-to-end takes one --estimator", hint="run once per estimator")
     if len(tables) != 1:
         raise UsageError("--end-to-end requires one --table of runs", hint="--table runs.csv")
-    check_suffix(out, ".json", "factors.json")
-    check_reports({"--out": out}, call.files("reads"), overwrite=call.overwrite)
+    check_suffix(out, (".toml", ".json"), "my-device.toml")
     from hespas import api
 
     keywords: dict[str, Any] = {"estimator": estimators[0]} if estimators else {}
+    keywords["diagnostics"] = call.diagnostics
+    if out.suffix == ".toml":
+        _check_out(call, out, ".toml", "my-device.toml")
+        call.check_outputs()
+        with progress_bar("predicting", call.texts["progress"]) as callback:
+            steps = api.calibrate_steps(call["hardware"], tables[0], progress=callback, **keywords)
+        report_diagnostics(call.diagnostics, tables[0])
+        call.write_json(steps.to_json())
+        steps.write(out, overwrite=call.overwrite)
+        if not is_quiet():
+            emit(steps.table().select(_STEP_FACTOR_TITLES).to_text())
+        emit(f"{out}: {steps.headline()}")
+        return
+    if call.json_file:
+        raise UsageError("--end-to-end excludes --json", hint="leave it out, or write --out FILE.toml")
+    check_reports({"--out": out}, call.files("reads"), overwrite=call.overwrite)
     with progress_bar("predicting", call.texts["progress"]) as callback:
-        done = api.calibrate_end_to_end(
-            call["hardware"],
-            tables[0],
-            progress=callback,
-            diagnostics=call.diagnostics,
-            **keywords,
-        )
+        done = api.calibrate_end_to_end(call["hardware"], tables[0], progress=callback, **keywords)
     report_diagnostics(call.diagnostics, tables[0])
     api.write_json(done.to_json(), out, overwrite=call.overwrite)
     rows = [

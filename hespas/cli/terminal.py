@@ -261,8 +261,8 @@ _SAME_NAME = (
     "overlap_trips overlay overwrite partitioner per_request platform pp precision profile prompt "
     "queues_per_dim ranks real_tensors recompute recorded recover report request_overhead_ms requests "
     "rescale resume ring_attention run_time_unit schedule seed seq sequence_parallel shard simulator "
-    "split step_overhead_us suggest system system_config table test_by timeline timeout tokens tp "
-    "untrusted vp workload zero"
+    "split step_factor step_overhead_us suggest system system_config table test_by timeline timeout tokens "
+    "tp untrusted vp workload zero"
 )
 _FLAGS: Mapping[str, str] = {name: "--" + name.replace("_", "-") for name in _SAME_NAME.split()} | {
     "broken": "--break",
@@ -374,12 +374,15 @@ def _duration_source(done: Simulation, hardware: str, mode: str) -> str:
 
 
 def step_lines(done: Simulation, hardware: str, *, mode: str = "hespas") -> list[str]:
-    """Return the summary line of a step, a line with the basis of its estimates, and a line with its
+    """Return the summary line of a step, and lines with its step factor, the basis of its estimates and its
     throughput, as far as they are known.
     """
+    from hespas.api.simulation_result import correction_text
+
+    correction = [correction_text(done)] if done.step_factor else []
     basis = [f"basis: {done.basis_text}"] if done.basis_text else []
     rates = [str(done.throughput)] if done.throughput.is_known else []
-    return [step_text(done, hardware, mode=mode), *basis, *rates]
+    return [step_text(done, hardware, mode=mode), *correction, *basis, *rates]
 
 
 def mixed_lines(done: Simulation) -> list[str]:

@@ -66,7 +66,8 @@ class Configuration:
     ``estimator`` is a name in the registry, with options. ``host_issue_ns`` is the time that the host needs
     to launch one kernel (0: the step is launched as a whole). ``beside`` is the relative slowdown of kernels
     that run during communication, such as 0.1 (NaN: use the values by kernel and collective of
-    :mod:`hespas.simulator.interference`).
+    :mod:`hespas.simulator.interference`). ``step_factor`` selects the factor on whole steps from the file of
+    the device (:func:`hespas.estimators.step_intervals.applied_factor`).
     """
 
     kind: WorkloadKind
@@ -75,17 +76,23 @@ class Configuration:
     reads_counts: bool = False
     separate_experts: int = 0
     beside: float = nan
+    step_factor: str = AUTO
 
     def model(self, num_ranks: int) -> Estimator:
         """Return the estimator object for a job of ``num_ranks`` ranks."""
         return for_job(load_estimator(self.estimator), num_ranks)
 
 
-def default_configuration(workload: Workload, device: Device, estimator: str = AUTO) -> Configuration:
-    """Return the configuration for a workload on a device; a named ``estimator`` replaces the default one."""
+def default_configuration(
+    workload: Workload, device: Device, estimator: str = AUTO, *, step_factor: str = AUTO
+) -> Configuration:
+    """Return the configuration for a workload on a device; a named ``estimator`` replaces the default one,
+    and a named ``step_factor`` the factor of the workload's framework and phase.
+    """
     kind, facts = workload_kind(workload), step_facts(workload.metadata)
     if facts is None or kind != "training":
-        return Configuration(kind=kind, estimator=operation_estimator(estimator))
+        estimator = operation_estimator(estimator)
+        return Configuration(kind=kind, estimator=estimator, step_factor=step_factor)
     return Configuration(
         kind=kind,
         estimator=_training_spelling(facts, device, estimator),
@@ -93,6 +100,7 @@ def default_configuration(workload: Workload, device: Device, estimator: str = A
         reads_counts=facts.reads_counts,
         separate_experts=facts.separate_experts,
         beside=beside_share(device),
+        step_factor=step_factor,
     )
 
 

@@ -1,8 +1,9 @@
-"""Interval of a predicted step time, and the extrapolation level of the prediction.
+"""Interval of a predicted step time, the extrapolation level of the prediction, and its step factor.
 
 The 90 % interval follows from residuals of predicted steps and programs that were measured:
 ``step_intervals.toml`` has the factors between which the measured time lies, by kind of workload and
-extrapolation level. ``python -m tools.fits`` creates the file and scores it on left-out groups.
+extrapolation level. ``python -m tools.fits`` creates the file and scores it on left-out groups. A device
+file may have step factors, which measured steps of the device justify (:func:`applied_factor`).
 :func:`weighed` reports the part of an estimated step that is not based on measurements of its device, its
 sizes or its kernels.
 """
@@ -12,33 +13,37 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from functools import cache
-from math import exp, log, nan, sqrt
+from math import exp, inf, log, nan, sqrt
 from pathlib import Path
 from typing import Literal, get_args
 
 import msgspec
 import numpy as np
 
-from hespas.estimators.configuration import WorkloadKind
+from hespas.estimators.configuration import AUTO, Configuration, WorkloadKind, default_configuration
 from hespas.estimators.learned.extrapolation import expected_deviation
 from hespas.estimators.learned.selection import OperationLabels, select_model
 from hespas.estimators.learned.serialization import cards_in, shipped_folder
-from hespas.graph import Diagnostics, Estimate, OpClass, OpGraph, Workload, reference_basis
-from hespas.hardware import Device
+from hespas.graph import Diagnostics, Estimate, OpClass, OpGraph, Workload, reference_basis, step_facts
+from hespas.graph.errors import UsageError, clipped
+from hespas.hardware import Device, StepFactor
 from hespas.hardware.kernel_shares import training_shares
 
 __all__ = [
     "DATA",
     "LEVELS",
+    "NO_FACTOR",
     "RECORDED",
     "Level",
     "StepInterval",
     "StepIntervals",
     "adds_intervals",
+    "applied_factor",
     "basis_shares",
     "basis_text",
+    "corrected_bounds",
     "device_level",
-    "step_factors",
+    "interval_factors",
     "step_intervals",
     "weighed",
 ]
@@ -103,7 +108,7 @@ def device_level(kind: WorkloadKind, device: Device) -> Level:
     return "new device"
 
 
-def step_factors(kind: WorkloadKind, device: Device, estimator: str) -> tuple[float, float]:
+def interval_factors(kind: WorkloadKind, device: Device, estimator: str) -> tuple[float, float]:
     """Return the factors on the predicted step time for the lower and upper end of its interval. They are NaN
     for estimators that were not compared with measurements. For devices without measurements they are farther
     apart with the distance of the reference devices.
@@ -137,6 +142,76 @@ def _matmul_deviation(device: Device) -> float:
             references = selection.references
             return 0.0 if references is None else float(expected_deviation(references))
     return _USUAL_DEVIATION
+
+
+NO_FACTOR = "none"
+"""Choice of no step factor."""
+_NORMAL = 1.645
+"""Standard deviations between the median and the ends of the 90 % interval of a normal error."""
+
+
+def applied_factor(
+    workload: Workload, device: Device, settings: Configuration, diagnostics: Diagnostics
+) -> StepFactor | None:
+    """Return the step factor of the device file for a workload; None without one. ``diagnostics`` receive the
+    reason if the file has step factors and none of them is applied.
+
+    ``settings.step_factor`` is a choice: :data:`AUTO` selects the factor of the framework and phase that the
+    metadata of the workload state, :data:`NO_FACTOR` none, and a text like ``torch:training`` the factor of
+    that name. A factor is applied only to times of the estimator that it was fitted with, and only if
+    held-out workloads justify it. Raises ``UsageError`` for a name that the file does not have.
+    """
+    choice, factors = settings.step_factor, {factor.name.casefold(): factor for factor in device.step_factors}
+    if choice == NO_FACTOR or (choice == AUTO and not factors):
+        return None
+    report, listed = diagnostics.info, ", ".join(factors)
+    if choice == AUTO:
+        facts = step_facts(workload.metadata)
+        framework = (facts.framework if facts else "") or workload.metadata.get("framework", "")
+        phase = facts.phase if facts else ""
+        choice = f"{framework}:{phase}"
+        if not (framework and phase):
+            unknown = " and ".join(
+                name for name, text in (("framework", framework), ("phase", phase)) if not text
+            )
+            diagnostics.warning(
+                "simulate.no-step-factor",
+                workload.name,
+                f"no step factor is applied, because the workload does not state its {unknown}: choose one "
+                f"with `step_factor` ({listed}), or {NO_FACTOR}",
+            )
+            return None
+    elif choice.casefold() not in factors:
+        raise UsageError(
+            f"the device file of {device.name} has no step factor {clipped(repr(choice))}",
+            hint=f"use one of {listed}" if factors else "fit one: hespas-validate calibrate --end-to-end",
+        )
+    factor = factors.get(choice.casefold())
+    if factor is None:
+        reason = f"the device file has none of {clipped(choice)} (it has {listed})"
+    elif not factor.share:
+        reason = f"{factor.evidence}, do not justify the factor {factor.name}"
+    elif default_configuration(workload, device, factor.estimator).estimator != settings.estimator:
+        report = diagnostics.warning
+        reason = f"{factor.name} was fitted with the estimator {factor.estimator}, not {settings.estimator}"
+    else:
+        return factor
+    report("simulate.no-step-factor", workload.name, f"no step factor is applied: {reason}")
+    return None
+
+
+def corrected_bounds(bounds: tuple[float, float], factor: StepFactor | None) -> tuple[float, float]:
+    """Return the interval ``bounds`` of a prediction without a step factor as an interval around the
+    prediction with ``factor``. It is wider by the standard error of the factor.
+    """
+    low, high = bounds
+    if factor is None:
+        return bounds
+    if not 0 < low <= high < inf:
+        return low * factor.factor, high * factor.factor
+    middle, half = log(low * high) / 2, log(high / low) / 2
+    half = sqrt(half**2 + (_NORMAL * factor.std_error) ** 2)
+    return factor.factor * exp(middle - half), factor.factor * exp(middle + half)
 
 
 def adds_intervals(estimator: str) -> bool:

@@ -5,6 +5,8 @@ the step (a derivative along the critical path). The error of a component is a s
 of devices, the software stack, the accelerator in that stack, the number formats, the kind of model and the
 release. Effects are normal around 0 (shrinkage to the fits per operation), so their posterior has a closed
 form, with standard errors. Outliers have less weight (Student's t). No effect belongs to a single row.
+
+:func:`fit_step_factor` fits one effect alone: a factor on whole steps of a device, framework and phase.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ __all__ = [
     "FitRows",
     "LevelEffect",
     "Posterior",
+    "StepFactorFit",
     "TextColumn",
     "apply_factors",
     "attribute_errors",
@@ -37,6 +40,7 @@ __all__ = [
     "central_rows",
     "factors_of",
     "fit_effects",
+    "fit_step_factor",
     "level_effects",
     "scale_posterior",
     "share_from_other_cells",
@@ -511,3 +515,81 @@ def apply_factors(table: FitRows, factors: Sequence[ComponentFactor]) -> Posteri
     uncovered = sum(effect.whole**2 for effect in EFFECTS if not set(effect.columns) <= set(_STACK))
     uncovered += _NOISE**2
     return Posterior(mean, np.sqrt(np.where(corrected, variance + uncovered, prior + _NOISE**2)))
+
+
+_STEP = Effect("step", ("cell",), 0.0, 0.10)
+"""Effect of a device, framework and phase on the time of whole steps."""
+_STEP_NOISE = 0.08
+"""Standard deviation of the error that a workload does not share with the other workloads of its device,
+framework and phase. A round figure, chosen with training steps in view.
+"""
+_LEAST_WORKLOADS = 3
+"""Workloads without which no factor is applied: a factor from two cannot be tested on a third."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StepFactorFit:
+    """Factor on the time of whole steps of one device, framework and phase.
+
+    ``mean`` is the logarithm of the factor (0: not applied), ``std_error`` its standard error, and ``share``
+    the share of the fitted correction that is applied. ``log_ratio`` is the mean ln(measured / predicted)
+    over ``workloads``. ``before`` and ``after`` are relative errors of the prediction of each workload, shape
+    ``(workloads,)``: without a factor, and with the factor that the other workloads give.
+    """
+
+    mean: float
+    std_error: float
+    share: float
+    log_ratio: float
+    workloads: tuple[str, ...]
+    before: FloatArray
+    after: FloatArray
+
+
+def fit_step_factor(workloads: Sequence[str], log_error: FloatArray) -> StepFactorFit:
+    """Fit the factor of measured steps of one device, framework and phase.
+
+    ``workloads`` names the workload of each row, ``log_error`` is ln(measured / predicted), both of shape
+    ``(rows,)``. Rows of one workload count as their mean. The effect is normal around 0 (shrinkage), and
+    :func:`hespas.fitting.held_out.best_share` decides on left-out workloads which share of it is applied.
+    With fewer than three workloads it is 0. O(workloads^4).
+    """
+    names, number = np.unique(np.array(workloads, np.str_), return_inverse=True)
+    error = np.bincount(number.reshape(-1), log_error) / np.bincount(number.reshape(-1))
+    chosen, share = _step_posterior(error, names)
+    left_out = np.zeros(len(names))
+    for index in range(len(names)):
+        others = np.arange(len(names)) != index
+        if others.any():
+            left_out[index] = _step_posterior(error[others], names[others])[0].mean[0]
+    return StepFactorFit(
+        mean=float(chosen.mean[0]),
+        std_error=float(chosen.deviation[0]),
+        share=share,
+        log_ratio=float(error.mean()),
+        workloads=tuple(names.tolist()),
+        before=np.expm1(-error),
+        after=np.expm1(left_out - error),
+    )
+
+
+def _step_posterior(error: FloatArray, names: TextColumn) -> tuple[Posterior, float]:
+    """Return the applied correction of one device, framework and phase, of shape ``(1,)``, and its share.
+    ``error`` is ln(measured / predicted) of each workload.
+    """
+    count = len(error)
+    table = FitRows(
+        shares=np.zeros((count, len(COMPONENTS))),
+        log_error=error,
+        weight=np.full(count, (_NOISE / _STEP_NOISE) ** 2),
+        rounding=np.zeros(count),
+        keys={"cell": [""] * count},
+    )
+    fit = fit_effects(table.covariance((_STEP,)), table, np.ones(count, np.bool_))
+    share = 0.0
+    if count >= _LEAST_WORKLOADS:
+        residual, _ = fit.held_out(names)
+        share = best_share(error, error - residual, np.full(count, 1.0 / count), names)
+    first = np.arange(count) == 0  # all workloads have the same correction
+    prior = np.sqrt(np.diag(fit.covariance)[first])
+    return scale_posterior(fit.posterior(first), prior, share), share

@@ -74,6 +74,7 @@ if TYPE_CHECKING:
         STEP_FACTS,
         WHOLE_JOB,
         StepFacts,
+        StepPhase,
         Workload,
         step_facts,
     )
@@ -133,6 +134,7 @@ __all__ = [
     "Resource",
     "Severity",
     "StepFacts",
+    "StepPhase",
     "StepRanges",
     "StridedGroups",
     "StringTable",
@@ -230,6 +232,7 @@ __getattr__ = lazy_names(
         "STEP_FACTS",
         "WHOLE_JOB",
         "StepFacts",
+        "StepPhase",
         "Workload",
         "step_facts",
     ),

@@ -41,6 +41,7 @@ __all__ = [
     "Launch",
     "StepFacts",
     "StepKind",
+    "StepPhase",
     "Workload",
     "of_own_ranks",
     "step_facts",
@@ -214,6 +215,11 @@ StepKind = Literal["training", "serving", "eager", "vision", "recommendation"]
 a time, vision models, and training of recommendation models.
 """
 
+StepPhase = Literal["training", "inference", "prefill", "decode", "mixed", "speculative", "disaggregated"]
+"""Phases of steps: training; a forward pass without a cache of keys; prompts, new tokens, both in one batch,
+new tokens with drafts, and both on separate ranks of a server of language models.
+"""
+
 Launch = Literal["kernels", "partial-graphs", "whole"]
 """Ways to launch work: one kernel at a time, partly as CUDA graphs, or the step as a whole (one CUDA graph,
 or one XLA program).
@@ -233,7 +239,7 @@ class StepFacts:
     conversions are launched one expert at a time (0: as one kernel). ``library`` names the fused attention.
     ``compiled`` is False if elementwise work is not fused. ``power_w`` (power limit) and ``bandwidth``
     (relative to the device file) describe a board that differs from the file of ``device``, and apply to that
-    board only.
+    board only. ``framework`` is the framework whose kernels the step has.
     """
 
     kind: StepKind
@@ -249,6 +255,8 @@ class StepFacts:
     device: str = ""
     power_w: float = 0.0
     bandwidth: float = 1.0
+    framework: str = ""
+    phase: StepPhase | Literal[""] = ""
 
     def text(self) -> str:
         """Return the known facts as ``name=value`` pairs; values are percent-encoded, so they contain no
@@ -284,6 +292,8 @@ def step_facts(metadata: Mapping[str, str]) -> StepFacts | None:
         device=texts.get("device", ""),
         power_w=_number(texts.get("power_w", ""), 0.0),
         bandwidth=_number(texts.get("bandwidth", ""), 1.0),
+        framework=texts.get("framework", ""),
+        phase=next((phase for phase in get_args(StepPhase) if phase == texts.get("phase")), ""),
     )
 
 

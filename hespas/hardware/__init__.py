@@ -7,7 +7,7 @@ rate of an operation. ``load_system("dgx-h100").sized(64)`` is a system of 64 de
 
 from __future__ import annotations
 
-from hespas.hardware.device_fits import ANY, Fit, FitBand, FitError, FitParameter, FitRange
+from hespas.hardware.device_fits import ANY, Fit, FitBand, FitError, FitParameter, FitRange, StepFactor
 from hespas.hardware.devices import (
     Device,
     Efficiency,
@@ -60,6 +60,7 @@ __all__ = [
     "Memory",
     "Peak",
     "PeakChoice",
+    "StepFactor",
     "System",
     "SystolicArray",
     "all_device_names",

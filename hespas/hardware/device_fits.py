@@ -20,11 +20,13 @@ from typing import Annotated, Any, NamedTuple
 
 from msgspec import Meta, structs
 
+from hespas.graph.workload import StepPhase
 from hespas.hardware.typed_toml import (
     Count,
     CountOrUnknown,
     FileKind,
     NotNegativeOrNan,
+    Positive,
     Text,
     TomlRow,
     read_rows,
@@ -47,6 +49,8 @@ __all__ = [
     "FitRange",
     "FitRow",
     "SegmentName",
+    "StepFactor",
+    "check_step_factors",
     "decode_fits",
     "devices_with_fits",
     "fit_row",
@@ -357,6 +361,51 @@ class FitRow(TomlRow, frozen=True, kw_only=True):
             extra={"remedy": "write it as 0"},
         ),
     ]
+
+
+class StepFactor(TomlRow, frozen=True, kw_only=True):
+    """Factor on the predicted time of whole steps of one framework and phase, from measured steps.
+
+    ``factor`` is the applied factor, ``std_error`` the standard error of its logarithm, and ``share`` the
+    share of the fitted correction that held-out workloads justify (0: the factor is 1 and not applied).
+    ``ratio`` is the measured over the predicted time, the geometric mean over ``workloads``; ``rows`` is the
+    number of measured steps. The factor belongs to predictions by ``estimator``. ``table`` names the
+    measurements, ``fitted`` is the date of the fit (ISO).
+    """
+
+    framework: Text
+    phase: StepPhase
+    estimator: Text
+    factor: Annotated[float, Meta(ge=0.1, le=10.0, description="a number from 0.1 to 10")]
+    std_error: Annotated[float, Meta(ge=0.0, le=10.0, description="a number from 0 to 10")]
+    share: Annotated[float, Meta(ge=0.0, le=1.0, description="a number from 0 to 1")]
+    ratio: Positive
+    rows: Count
+    workloads: Count
+    table: Text
+    fitted: Text
+
+    @property
+    def name(self) -> str:
+        """Return the name of the factor in options: ``torch:training``."""
+        return f"{self.framework}:{self.phase}"
+
+    @property
+    def evidence(self) -> str:
+        """Return the name of the factor and the number of measured workloads, for a summary line."""
+        return f"{self.name}, {self.workloads:,} measured workload{'' if self.workloads == 1 else 's'}"
+
+
+def check_step_factors(factors: tuple[StepFactor, ...], path: Path) -> None:
+    """Raise ``FormatError`` for two step factors of one framework and phase, and for a factor other than 1
+    that no held-out workload justifies.
+    """
+    for index, row in enumerate(factors):
+        if row.share == 0 and row.factor != 1:
+            expected = f"expected 1, because the share is 0, got {row.factor!r}"
+            hint = "fit again with hespas-validate calibrate --end-to-end"
+            raise toml_error(path, f"step_factors[{index}].factor", expected, hint)
+    refuse_repeats(path, "step_factors", ((row.name.casefold(),) for row in factors))
 
 
 class _FitsFile(TomlRow, frozen=True, kw_only=True):

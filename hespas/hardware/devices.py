@@ -4,10 +4,10 @@ Every figure is per device (one GPU, one TPU chip, one CPU socket set), in base 
 ns), dense unless marked, and has a source. Unknown is NaN (real numbers) or -1 (counts).
 
 Keys of a device file: properties of the device, ``peaks``, ``memories``, ``links``, ``efficiencies``,
-``fits`` (lists of tables), ``systolic`` and ``imc`` (tables), and ``sources``, a table of texts that the
-``source`` of every row refers to. ``learned_models`` lists cards of learned models by their paths, relative
-to the file and within its folder; only this key names files. Unknown keys are errors. An error has file, key,
-expectation and remedy.
+``fits``, ``step_factors`` (lists of tables), ``systolic`` and ``imc`` (tables), and ``sources``, a table of
+texts that the ``source`` of every row refers to. ``learned_models`` lists cards of learned models by their
+paths, relative to the file and within its folder; only this key names files. Unknown keys are errors. An
+error has file, key, expectation and remedy.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ from hespas.hardware.device_fits import (
     LINE_FORMS,
     Fit,
     FitRow,
+    StepFactor,
+    check_step_factors,
     decode_fits,
     devices_with_fits,
     fit_row,
@@ -47,6 +49,7 @@ from hespas.hardware.typed_toml import (
     Text,
     TomlRow,
     check_source_keys,
+    inline_table,
     read_rows,
     refuse_repeats,
     scalar,
@@ -334,7 +337,8 @@ class Device:
     types under 8 bits are packed in memory, or take a byte each. ``own_fits`` are the fits in the file.
     ``fits_of`` names the shipped device whose fits also apply to this one (empty: none). ``own_lines`` are
     the fits of the estimator ``systolic`` in the file; they are separate because they cover the same classes.
-    ``learned_models`` are absolute paths of the cards of its own learned models. ``tdp_w`` is the sustained
+    ``learned_models`` are absolute paths of the cards of its own learned models. ``step_factors`` correct
+    the times of whole steps. ``tdp_w`` is the sustained
     power limit of the board, in watts. ``boost_clock_hz`` is the highest clock of the compute units (NaN:
     unknown).
     """
@@ -361,6 +365,7 @@ class Device:
     fits_of: str = ""
     own_lines: tuple[Fit, ...] = ()
     learned_models: tuple[str, ...] = ()
+    step_factors: tuple[StepFactor, ...] = ()
     tdp_w: float = nan
     tdp_source: str = ""
     boost_clock_hz: float = nan
@@ -442,6 +447,7 @@ class _DeviceFile(TomlRow, frozen=True, kw_only=True):
     fits: tuple[FitRow, ...] = ()
     fits_of: Text = ""
     learned_models: tuple[Text, ...] = ()
+    step_factors: tuple[StepFactor, ...] = ()
     tdp_w: PositiveOrNan = nan
     tdp_source: Text = ""
     boost_clock_hz: ClockOrNan = nan
@@ -531,6 +537,7 @@ def _check_device(file: _DeviceFile, table: Mapping[str, object], path: Path) ->
     refuse_repeats(path, "memories", ((memory.name,) for memory in file.memories))
     refuse_repeats(path, "links", ((link.kind, link.name) for link in file.links))
     refuse_repeats(path, "efficiencies", ((row.op_class, row.dtype) for row in file.efficiencies))
+    check_step_factors(file.step_factors, path)
     _check_macro(file, path)
     if file.fits_of and not has_shipped_fits(file.fits_of):
         hint = f"leave it out, or name one of {', '.join(devices_with_fits())}"
@@ -596,16 +603,16 @@ def device_to_toml(device: Device, *, folder: Path | None = None) -> str:
     if device.learned_models:
         cards = (scalar(_relative(card, folder)) for card in device.learned_models)
         lines.append(f"learned_models = [{', '.join(cards)}]")
-    for name in ("peaks", "memories", "links", "efficiencies"):
+    for name in ("peaks", "memories", "links", "efficiencies", "step_factors"):
         rows: tuple[TomlRow, ...] = getattr(device, name)
         if rows:
-            lines += ["", f"{name} = [", *(f"  {_row(row)}," for row in rows), "]"]
+            lines += ["", f"{name} = [", *(f"  {inline_table(row)}," for row in rows), "]"]
     if fits := (*device.own_fits, *device.own_lines):
         lines += ["", "fits = [", *(f"  {fit_row(fit, scalar)}," for fit in fits), "]"]
     if device.systolic is not None:
-        lines += ["", f"systolic = {_row(device.systolic)}"]
+        lines += ["", f"systolic = {inline_table(device.systolic)}"]
     if device.imc is not None:
-        lines += ["", f"imc = {_row(device.imc)}"]
+        lines += ["", f"imc = {inline_table(device.imc)}"]
     lines += ["", "[sources]", *(f"{scalar(s.key)} = {scalar(s.text)}" for s in device.sources), ""]
     return "\n".join(lines)
 
@@ -638,13 +645,3 @@ def _relative(card: str, folder: Path | None) -> str:
             hint=f"copy the card and its trees to {home}, or remove the learned models",
         )
     return real.relative_to(home).as_posix()
-
-
-def _row(row: TomlRow) -> str:
-    """Return a row of a device file as a TOML inline table, without empty optional texts and unknown
-    energies.
-    """
-    pairs = list(structs.asdict(row).items())
-    omitted = {"energy_pj_per_flop", "energy_pj_per_byte"} if ("energy_source", "") in pairs else set[str]()
-    shown = [(name, value) for name, value in pairs if value != "" and name not in omitted]
-    return "{ " + ", ".join(f"{name} = {scalar(value)}" for name, value in shown) + " }"

@@ -19,6 +19,7 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, cast, get_args, get_origin, get_type_hints
 
 from msgspec import Meta, Struct, ValidationError, convert
+from msgspec.structs import asdict
 from msgspec.structs import fields as struct_fields
 
 from hespas.files.documents import read_toml
@@ -36,6 +37,7 @@ __all__ = [
     "Text",
     "TomlRow",
     "check_source_keys",
+    "inline_table",
     "read_rows",
     "refuse_repeats",
     "scalar",
@@ -345,3 +347,13 @@ def scalar(value: str | float) -> str:
     if isinstance(value, str):
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     return repr(value)
+
+
+def inline_table(row: TomlRow) -> str:
+    """Return a row of a device file as a TOML inline table, without empty optional texts and unknown
+    energies.
+    """
+    pairs = list(asdict(row).items())
+    omitted = {"energy_pj_per_flop", "energy_pj_per_byte"} if ("energy_source", "") in pairs else set[str]()
+    shown = [(name, value) for name, value in pairs if value != "" and name not in omitted]
+    return "{ " + ", ".join(f"{name} = {scalar(value)}" for name, value in shown) + " }"

@@ -13,14 +13,20 @@ import numpy as np
 
 from hespas.estimators import MissingPolicy, apply_estimate, kept_durations, warn_of_tf32
 from hespas.estimators.configuration import Configuration, default_configuration
-from hespas.estimators.step_intervals import adds_intervals, basis_shares, step_factors
+from hespas.estimators.step_intervals import (
+    adds_intervals,
+    applied_factor,
+    basis_shares,
+    corrected_bounds,
+    interval_factors,
+)
 from hespas.graph import Diagnostics, Estimate, NodeKind, OpGraph, Resource, Workload
 from hespas.graph.builder import region_executions
 from hespas.graph.columns import constant
 from hespas.graph.errors import InvariantError, UnsupportedError
 from hespas.graph.opgraph import is_recorded_wait
 from hespas.graph.passes import is_delay, is_free, with_durations
-from hespas.hardware import Device
+from hespas.hardware import Device, StepFactor
 from hespas.simulator.interference import Pressure, pressures_of, uniform_pressures
 from hespas.simulator.job import JobScheduler
 from hespas.simulator.launches import Launches, launches_of, unrolled
@@ -52,8 +58,9 @@ def simulate(
 
     With ``device`` (the device of the estimates), two effects are added according to ``configuration``:
     communication and kernels that overlap slow each other down (:mod:`hespas.simulator.interference`), and
-    kernels wait for a host that launches them. Without ``estimates`` the times of the graphs count as
-    estimates for that device, except for recorded waits.
+    kernels wait for a host that launches them. A step factor of the device file corrects the time of the
+    step, not the timeline (:func:`hespas.estimators.step_intervals.applied_factor`). Without ``estimates``
+    the times of the graphs count as estimates for that device, except for recorded waits.
 
     ``missing`` selects the handling of unknown times and trip counts: ``error`` raises ``UnsupportedError``;
     ``warn`` counts an unknown time as 0 and an unknown loop as one iteration and marks the result as a lower
@@ -75,10 +82,12 @@ def simulate(
     chosen = _complete_options(simulator, workload, estimates)
     job = replace(workload, classes=classes)
     paced, factors, is_summed = None, (nan, nan), False
+    step_factor: StepFactor | None = None
     basis: Mapping[str, float] = {}
     if device is not None and estimates is not None:
         settings = configuration or default_configuration(workload, device)
-        factors = step_factors(settings.kind, device, settings.estimator)
+        step_factor = applied_factor(workload, device, settings, messages)
+        factors = interval_factors(settings.kind, device, settings.estimator)
         is_summed = adds_intervals(settings.estimator)
         paced = _DeviceJob(job, estimates, device, settings, messages)
         basis = basis_shares(job, classes, estimates)
@@ -91,14 +100,18 @@ def simulate(
         replace(result, unknown=ready[result.rank_class].unknown, kept=ready[result.rank_class].kept)
         for result in done.classes
     )
-    return replace(
+    correction, interval_ns = _correction(done, classes, estimates, factors, step_factor, is_summed=is_summed)
+    corrected = replace(
         done,
         workload=workload,
         classes=results,
         basis=basis,
-        interval_ns=_interval(done, classes, estimates, factors, is_summed=is_summed),
-        throughput=throughput_of(workload.metadata, done.step_ns, device),
+        interval_ns=interval_ns,
+        step_factor=step_factor,
+        correction=correction,
     )
+    throughput = throughput_of(workload.metadata, corrected.step_ns, device)
+    return replace(corrected, throughput=throughput)
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,23 +245,24 @@ def _on_one_queue(graph: OpGraph, diagnostics: Diagnostics) -> OpGraph:
     return replace(graph, stream=np.where(keeps, graph.stream, named[0]).astype(np.int32))
 
 
-def _interval(
+def _correction(
     done: Simulation,
     timed: Sequence[OpGraph],
     estimates: Sequence[Estimate] | None,
     factors: tuple[float, float],
+    step_factor: StepFactor | None,
     *,
     is_summed: bool,
-) -> tuple[float, float]:
-    """Return the 90 % interval of the step time [ns]. ``factors`` is the interval of the ratio of real to
-    simulated step times, for this kind of step. If ``is_summed``, they follow from the sums of the intervals
-    of all operations instead.
+) -> tuple[float, tuple[float, float]]:
+    """Return the factor that corrects the simulated step time, and the 90 % interval of the corrected time
+    [ns]. ``factors`` is the interval of the ratio of real to simulated step times, for this kind of step. If
+    ``is_summed``, they follow from the sums of the intervals of all operations instead.
 
-    Recorded times have no error. Therefore the factors apply only to the estimated share of the work of the
+    Recorded times have no error. Therefore all factors apply only to the estimated share of the work of the
     rank class that ends last.
     """
-    if estimates is None or not done.classes or (isnan(factors[0]) and not is_summed):
-        return nan, nan
+    if estimates is None or not done.classes:
+        return 1.0, (nan, nan)
     last = max(done.classes, key=lambda result: result.finish_ns).rank_class
     graph, estimate = timed[last], estimates[last]
     with np.errstate(over="ignore", invalid="ignore"):  # sums may overflow
@@ -261,9 +275,10 @@ def _interval(
             low_ns, high_ns, sum_ns = (float(np.nansum(column * runs)) for column in columns)
             factors = (low_ns / sum_ns, high_ns / sum_ns) if sum_ns > 0 else (nan, nan)
     if not (estimated > 0 and np.isfinite(whole)):
-        return nan, nan
-    low, high = (1.0 + (factor - 1.0) * estimated / whole for factor in factors)
-    return done.step_ns * low, done.step_ns * high
+        return 1.0, (nan, nan)
+    bounds = (1.0 if step_factor is None else step_factor.factor, *corrected_bounds(factors, step_factor))
+    correction, low, high = (1.0 + (factor - 1.0) * estimated / whole for factor in bounds)
+    return correction, (done.step_ns * low, done.step_ns * high)
 
 
 def _blank_estimate(graph: OpGraph) -> Estimate:

@@ -28,7 +28,7 @@ from hespas.graph import (
 from hespas.graph.columns import BoolArray, FloatArray, IntArray, SmallIntArray
 from hespas.graph.deprecation import RenamedAttribute, warn_renamed
 from hespas.graph.errors import UnsupportedError
-from hespas.hardware import Device
+from hespas.hardware import Device, StepFactor
 from hespas.hardware.peaks import peak_for
 from hespas.simulator.schedule import (
     Priority,
@@ -208,7 +208,10 @@ class Simulation:
     ``interval_ns`` is the 90 % interval of the step time, derived from the intervals of the operation
     estimates (two NaN: unknown). ``basis`` is the share of each basis of estimates
     (:class:`~hespas.graph.Estimate`) in the time of all operations, the largest first (empty: no estimates).
-    ``throughput`` is known if the workload states its FLOPs or tokens.
+    ``throughput`` is known if the workload states its FLOPs or tokens. ``step_factor`` is the step factor of
+    the device file that was applied (None: none), and ``correction`` the ratio of ``step_ns`` to
+    ``operations_ns`` that follows from it; it is nearer to 1 if some times are recorded ones. The timeline
+    and the rank classes have times without this correction.
     """
 
     simulator: str
@@ -219,12 +222,19 @@ class Simulation:
     interval_ns: tuple[float, float] = (nan, nan)
     basis: Mapping[str, float] = field(default_factory=dict[str, float])
     throughput: Throughput = field(default_factory=Throughput)
+    step_factor: StepFactor | None = None
+    correction: float = 1.0
     path = RenamedAttribute("critical_path")
     is_mixed = RenamedAttribute("mixes_recorded_and_estimated")
 
     @property
     def step_ns(self) -> float:
-        """Return the end of the last rank."""
+        """Return the predicted time of the step: the end of the last rank, times ``correction``."""
+        return self.timeline.step_ns * self.correction
+
+    @property
+    def operations_ns(self) -> float:
+        """Return the end of the last rank, which follows from the times of single operations."""
         return self.timeline.step_ns
 
     @property

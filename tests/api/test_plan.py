@@ -20,7 +20,7 @@ from hespas.generators.llm import LlmStep
 from hespas.generators.llm.space import Candidate, LayoutSpace
 from hespas.graph import Diagnostics
 from hespas.graph.errors import FormatError, UnsupportedError, UsageError
-from hespas.hardware import load_device, write_device
+from hespas.hardware import StepFactor, load_device, write_device
 
 _DENSE = (
     'name = "dense"\nhidden = 2048\nlayers = 8\nvocab = 32000\nheads = 16\nkv_heads = 8\nffn = 8192\n'
@@ -165,6 +165,38 @@ def test_memory_is_a_gate(models: dict[str, str], tmp_path: Path) -> None:
     assert none.rows == ()
     assert "none of" in repr(none)
     assert json.loads(none.to_json())["proof"]["simulated"] == 0
+
+
+@pytest.mark.parametrize("ratio", [0.8, 1.25])
+def test_step_factors_scale_steps_and_bounds(models: dict[str, str], tmp_path: Path, ratio: float) -> None:
+    arguments: dict[str, Any] = {"devices": 8, "seq": _SEQ, "global_batch": 32, "pp": 1, "cp": 1}
+    plain = hespas.plan(models["dense"], hardware="H100-SXM", **arguments)
+    factor = StepFactor(
+        framework="megatron",
+        phase="training",
+        estimator="auto",
+        factor=ratio,
+        std_error=0.03,
+        share=1.0,
+        ratio=ratio,
+        rows=9,
+        workloads=9,
+        table="steps.csv",
+        fitted="2026-01-31",
+    )
+    device = replace(load_device("H100-SXM"), step_factors=(factor,))
+    own = write_device(device, tmp_path / "own.toml")
+    done = hespas.plan(models["dense"], hardware=str(own), **arguments)
+    assert plain.best is not None
+    assert done.best is not None
+    assert done.best.settings == plain.best.settings
+    assert done.best.step_ns == pytest.approx(ratio * plain.best.step_ns)
+    parts_ns = done.best.compute_ns + done.best.exposed_comm_ns + done.best.bubble_ns
+    assert parts_ns == pytest.approx(done.best.step_ns, rel=0.01)
+    step = _step(models["dense"], 32, **done.best.settings)
+    assert hespas.generate(step, hardware=str(own)).to_dict()["step"]["step_ns"] == pytest.approx(
+        done.best.step_ns, rel=1e-9
+    )
 
 
 def _prices(folder: Path, *rows: str) -> Path:

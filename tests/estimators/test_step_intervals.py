@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from hespas import api
-from hespas.estimators.step_intervals import LEVELS, device_level, step_factors, step_intervals
+from hespas.estimators.step_intervals import LEVELS, device_level, interval_factors, step_intervals
 from hespas.generators.llm import Layout, LlmStep, Training, load_model
 from hespas.hardware import load_device
 from tools.step_intervals import Residual, chosen_form, new_group, quantiles, scored, step_interval_table
@@ -75,7 +75,7 @@ def test_a_training_step_has_the_interval_of_training_steps() -> None:
     model = replace(whole, layers=whole.layers[:1])
     step = LlmStep(model=model, layout=Layout(), training=Training(seq=512, global_batch=1))
     done = api.simulate(step.workload(), "H100-SXM")
-    low, high = step_factors("training", load_device("H100-SXM"), "training")
+    low, high = interval_factors("training", load_device("H100-SXM"), "training")
     assert done.interval_ns == pytest.approx((done.step_ns * low, done.step_ns * high))
     new = api.simulate(step.workload(), "MI325X")
     assert new.interval_ns[1] / new.interval_ns[0] > done.interval_ns[1] / done.interval_ns[0]
@@ -91,7 +91,7 @@ def test_a_compiled_program_has_a_wide_interval_around_its_step() -> None:
 
 def test_estimators_that_were_not_compared_have_no_interval() -> None:
     device = load_device("H100-SXM")
-    assert not np.isfinite(step_factors("program", device, "roofline")[0])
+    assert not np.isfinite(interval_factors("program", device, "roofline")[0])
     assert device_level("program", device) == "measured"
     assert device_level("training", load_device("TPU-v5p")) == "measured"
     assert device_level("program", load_device("TPU-v5p")) == "new device"
@@ -100,6 +100,6 @@ def test_estimators_that_were_not_compared_have_no_interval() -> None:
 def test_a_step_on_a_device_without_near_references_has_a_wider_interval() -> None:
     widths: list[float] = []
     for name in ("H100-SXM", "H800-SXM", "L4", "V100-SXM2-32GB"):
-        low, high = step_factors("program", load_device(name), "composite")
+        low, high = interval_factors("program", load_device(name), "composite")
         widths.append(high / low)
     assert widths[0] < widths[1] < widths[2] < widths[3]

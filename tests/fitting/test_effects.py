@@ -5,7 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hespas.fitting.effects import COMPONENTS, FitRows, central_rows, factors_of, fit_effects
+from hespas.fitting.effects import (
+    COMPONENTS,
+    FitRows,
+    central_rows,
+    factors_of,
+    fit_effects,
+    fit_step_factor,
+)
 from hespas.graph.columns import FloatArray
 
 PRODUCTS, ATTENTION = COMPONENTS.index("products"), COMPONENTS.index("attention")
@@ -93,3 +100,45 @@ def test_the_row_that_is_calibrated_on_is_chosen_by_settings_alone() -> None:
     chosen = central_rows(one.covariance(), one, [everyone])
     assert chosen == central_rows(other.covariance(), other, [everyone])
     assert len(chosen) == 1
+
+
+@pytest.mark.parametrize("count", [3, 4, 8])
+def test_a_step_factor_approaches_the_ratio_of_all_workloads(count: int) -> None:
+    names = [f"model {number}" for number in range(count)]
+    fit = fit_step_factor(names, np.full(count, np.log(1.2)))
+    assert 1.1 < np.exp(fit.mean) < 1.2
+    assert fit.share == 1.0
+    assert 0 < fit.std_error < 0.05
+    assert np.exp(fit.log_ratio) == pytest.approx(1.2)
+    assert fit.before == pytest.approx(np.full(count, 1 / 1.2 - 1))
+    if count > 3:  # without one of three workloads no factor is applied
+        assert (np.abs(fit.after) < 0.03).all()
+    else:
+        assert fit.after == pytest.approx(fit.before)
+
+
+@pytest.mark.parametrize("names", [["a"], ["a"] * 50, ["a", "b"], ["a", "b"] * 20])
+def test_one_or_two_workloads_give_no_step_factor(names: list[str]) -> None:
+    fit = fit_step_factor(names, np.full(len(names), np.log(1.2)))
+    assert (fit.mean, fit.share) == (0.0, 0.0)
+    assert fit.workloads == tuple(sorted(set(names)))
+    assert fit.after == pytest.approx(fit.before)
+
+
+def test_rows_of_one_workload_count_once() -> None:
+    few = fit_step_factor(["a", "b", "c", "d"], np.array([0.1, 0.2, 0.3, 0.2]))
+    many = fit_step_factor(["a"] * 99 + ["b", "c", "d"], np.array([0.1] * 99 + [0.2, 0.3, 0.2]))
+    assert many.mean == pytest.approx(few.mean)
+    assert many.std_error == pytest.approx(few.std_error)
+
+
+def test_step_factors_do_not_make_predictions_worse() -> None:
+    """Random errors without a common part: the mean error of left-out workloads stays the same."""
+    draw = np.random.default_rng(7)
+    before, after = np.zeros((2, 100))
+    for trial in range(100):
+        fit = fit_step_factor(list("abcdef"), draw.normal(0.0, 0.08, 6))
+        before[trial], after[trial] = np.abs(fit.before).mean(), np.abs(fit.after).mean()
+    assert after.mean() < before.mean() + 0.003
+    common = fit_step_factor(list("abcdef"), 0.2 + draw.normal(0.0, 0.03, 6))
+    assert np.abs(common.after).mean() < 0.4 * np.abs(common.before).mean()

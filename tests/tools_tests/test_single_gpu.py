@@ -11,7 +11,16 @@ from pathlib import Path
 import pytest
 
 from benchmarks import single_gpu
-from benchmarks.single_gpu import Point, Row, calibrated, factors_of, points_of, rows_of, step_of
+from benchmarks.single_gpu import (
+    Point,
+    Row,
+    calibrated,
+    factors_of,
+    points_of,
+    rows_of,
+    step_of,
+    with_step_factors,
+)
 from hespas.graph.errors import FormatError, UsageError
 
 ROW = Row(
@@ -84,6 +93,17 @@ def test_no_row_is_calibrated_with_itself_or_with_devval() -> None:
     assert [each.calibrated_ms for each in moved] == [each.calibrated_ms for each in found]
     other = replace(unseen, row=unseen.row._replace(hardware="Tesla_P4"))
     assert calibrated([*made, other])[3].calibrated_ms == pytest.approx(other.predicted_ms)
+
+
+def test_step_factors_are_of_other_models_in_the_split_for_fits() -> None:
+    models = ["bert_large", "gpt2_large", "opt_13", "gpt3_xl"]
+    made = [point(10.0, 0.0, 12.0) for _ in models]
+    made = [replace(each, row=each.row._replace(model=name)) for each, name in zip(made, models, strict=True)]
+    unseen = replace(point(10.0, 0.0, 99.0, "devval"), row=made[0].row._replace(split="devval"))
+    stepped = with_step_factors([*made, unseen])
+    assert [each.others for each in stepped] == [3] * 5
+    assert all(11.0 < each.stepped_ms < 12.0 for each in stepped)
+    assert with_step_factors(made[:2])[0].stepped_ms == made[0].predicted_ms
 
 
 def test_a_row_is_predicted_from_its_sizes_alone() -> None:

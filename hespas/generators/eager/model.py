@@ -518,6 +518,8 @@ class EagerStep(Bounded):
             ranks=1,
             tokens=float(self.batch * self.length),
             dtype="f32",
+            framework="torch.compile" if self.compiled else "torch",
+            phase="training" if self.training else "inference",
         )
         return Workload.spmd(builder.build(), 1, facts.metadata())
 

@@ -354,6 +354,7 @@ class ServingStep:
             tokens=float(self.layout.dp * tokens),
             ranks=len(rank_class),
             dtype=self.precision.matmul,
+            phase=self.phase,
         )
         # The memory of each rank class is stated, because weights and cache are not values of the graph.
         class_bytes: list[str] = []

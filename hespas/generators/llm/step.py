@@ -585,6 +585,8 @@ def training_facts(
         separate_experts=0 if training.style != "megatron" else local,
         library=library,
         compiled=training.compiled,
+        framework=training.style,
+        phase="training",
     )
     if board is None:
         return facts

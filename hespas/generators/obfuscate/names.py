@@ -51,6 +51,7 @@ _WORD = re.compile(r"\w+")
 _NUMBER = re.compile(r"\d+(?:[xe]\d*)*")
 _DEVICE = re.compile(r"[\w .,:+()-]{1,64}")
 _VERSION = re.compile(r"\d+(?:\.\d+){0,3}")
+_FRAMEWORKS = frozenset({"jax", "maxtext", "megatron", "torch", "torch.compile", "torchtitan"})
 _NAME = re.compile(r"[a-z0-9_-]{1,16}")
 _DIGITS = frozenset("0123456789 ;")
 _FLAG = re.compile(r"true|false", re.IGNORECASE)
@@ -103,7 +104,10 @@ def _public_step_facts(text: str) -> str:
         return ""
     named = {name: value for name in ("dtype", "library") if _NAME.fullmatch(value := getattr(facts, name))}
     return replace(
-        facts, **({"dtype": "", "library": ""} | named), device=_public_device(facts.device)
+        facts,
+        **({"dtype": "", "library": ""} | named),
+        device=_public_device(facts.device),
+        framework=facts.framework if facts.framework in _FRAMEWORKS else "",
     ).text()
 
 

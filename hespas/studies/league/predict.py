@@ -298,6 +298,9 @@ def _predicted(task: PredictionTask) -> StepPrediction:
                 supported=not isinstance(error, UnsupportedError),
             )
         )
+    if device.step_factors:
+        message = "the step factors of the device file are not applied: a league evaluates steps without them"
+        diagnostics.warning("league.step-factors", position, message)
     if num_untimed:
         message = f"{num_untimed:,} nodes of the microbatches have no time and are counted as 0"
         diagnostics.warning("row.untimed", position, message)

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from hespas.estimators.configuration import default_configuration
+from hespas.estimators.step_intervals import NO_FACTOR
 from hespas.fitting.effects import COMPONENTS
 from hespas.graph import Diagnostics, NodeKind, OpClass, OpGraph
 from hespas.graph.columns import DTYPES, FloatArray, IntArray
@@ -118,8 +120,16 @@ def simulated_step(timed: TimedRun, diagnostics: Diagnostics, simulator: Simulat
     """
 
     def simulation(micro_batches: int) -> Simulation:
-        workload = timed.workload(micro_batches)
-        return simulate(workload, device=timed.settings.device, simulator=simulator, diagnostics=diagnostics)
+        workload, device = timed.workload(micro_batches), timed.settings.device
+        # the league evaluates, and fits its own factors to, the times without step factors
+        configuration = default_configuration(workload, device, step_factor=NO_FACTOR)
+        return simulate(
+            workload,
+            device=device,
+            configuration=configuration,
+            simulator=simulator,
+            diagnostics=diagnostics,
+        )
 
     count, pp = timed.micro_batches, timed.settings.layout.pp
     fewer = _FEW_MICRO_BATCHES if pp == 1 else pp + count % pp

@@ -10,6 +10,7 @@ from math import nan
 import numpy as np
 
 from hespas.estimators import Estimator, load_estimator
+from hespas.estimators.configuration import default_configuration
 from hespas.estimators.interface import CasePrediction, estimate_with, for_job
 from hespas.graph import Diagnostics, Profile, Workload
 from hespas.graph.columns import FloatArray
@@ -258,7 +259,10 @@ def end_to_end(
         for model in models:
             job_model = for_job(model, source.num_ranks)
             estimates = [estimate_with(job_model, graph, device) for graph in source.program.classes]
-            simulated = simulate(source.program, estimates, device=device, diagnostics=diagnostics)
+            settings = default_configuration(source.program, device, model.name)
+            simulated = simulate(
+                source.program, estimates, device=device, configuration=settings, diagnostics=diagnostics
+            )
             for basis, measured in (("span", step.span_ns), ("busy", step.busy_ns)):
                 yield EndToEnd(
                     workload=cases.workload,

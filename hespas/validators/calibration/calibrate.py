@@ -168,7 +168,11 @@ def calibrate(
             text = f"{name} predicts none of the rows that are held out by {test.by}: its fits are untested"
             diagnostics.warning("calibrate.untested", device.name, text)
     models = tuple(model for result in results.values() for model in result.models)
-    fitted_device = device
+    fitted_device = replace(device, step_factors=())
+    removed = "step factors are removed, because they correct the earlier fits: fit them again (--end-to-end)"
+    diagnostics.warning(
+        "calibrate.step-factors-removed", device.name, removed, count=len(device.step_factors)
+    )
     if "calibrated" in results:
         own_fits = merged(results["calibrated"].fits, device.fits)
         fitted_device = replace(fitted_device, own_fits=own_fits, fits_of="")

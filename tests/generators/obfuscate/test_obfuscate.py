@@ -15,7 +15,17 @@ from hespas.generators.obfuscate import Key, Level, Obfuscate, reveal_names
 from hespas.generators.obfuscate.layers import Run, repeated_runs
 from hespas.generators.obfuscate.names import public_profile_text
 from hespas.generators.obfuscate.shapes import SIGNIFICANT_BITS, rounded_costs, rounded_extents
-from hespas.graph import Diagnostics, ExtraTable, OpGraph, Profile, Severity, StringTable, Workload
+from hespas.graph import (
+    Diagnostics,
+    ExtraTable,
+    OpGraph,
+    Profile,
+    Severity,
+    StepFacts,
+    StringTable,
+    Workload,
+    step_facts,
+)
 from hespas.graph.errors import UnsupportedError, UsageError
 from hespas.validators.privacy.library import training_step
 
@@ -177,6 +187,15 @@ def test_texts_in_fields_of_numbers_and_schemas_are_dropped(destination: str, tm
 
 
 FORMATS = {"traces/": "chakra"}
+
+
+@pytest.mark.parametrize(("framework", "kept"), [("megatron", "megatron"), ("our-framework", "")])
+def test_only_public_frameworks_are_kept(framework: str, kept: str) -> None:
+    facts = StepFacts(kind="training", phase="training", framework=framework)
+    workload = replace(step(), metadata={**step().metadata, **facts.metadata()})
+    hidden = step_facts(Obfuscate(key=KEY, level="names")(workload, Diagnostics()).metadata)
+    assert hidden is not None
+    assert (hidden.framework, hidden.phase) == (kept, "training")
 
 
 def test_texts_of_profiles_that_look_public_are_checked() -> None:
