@@ -15,7 +15,7 @@ from typing import Literal
 import numpy as np
 
 from hespas.estimators.rates import rate_flops_per_s
-from hespas.graph.columns import FloatArray
+from hespas.graph.columns import FloatArray, find_dtype
 from hespas.hardware import Device, SystolicArray
 from hespas.operations import MATRIX_KINDS, Operations, find_scheme
 
@@ -38,6 +38,26 @@ stated ones.
 _LOADS_POWER = 0.5
 """Power of the ratio of two caches' bandwidths by which rates of loads change: loads also come from registers
 and shared memory. Of 0, 1/3, 1/2, 2/3 and 1 it gave the smallest mean error on left-out architectures.
+"""
+_PROCESS_ENERGY: Mapping[str, float] = {
+    **dict.fromkeys(("sm_60", "sm_61"), 2.56),
+    **dict.fromkeys(("sm_70", "sm_72", "sm_75"), 1.9),
+    **dict.fromkeys(("sm_86", "sm_87"), 1.4),
+    **dict.fromkeys(("sm_80", "gfx908", "gfx90a"), 1.0),
+    **dict.fromkeys(("sm_89", "sm_90", "gfx942", "gaudi3", "xe2"), 0.7),
+    **dict.fromkeys(("sm_100", "sm_103", "sm_120", "sm_121"), 0.55),
+    "gfx950": 0.44,
+}
+"""Energy of an operation by the process of an architecture, relative to TSMC N7. Processes, in this order:
+16FF+; 12FFN; Samsung 8N; N7 and N6; N5 and 4N; 4NP; N3P. Derived from the reductions of power at equal speed
+that foundries announced: 10FF 35 % (of 16FF+), N7 40 % (of 10FF), 12FFC 25 % (of 16FFC), 10LPE 40 % (of
+14LPE), 8LPP 10 % (of 10LPP), N5 30 % (of N7), N4P 22 % and N3E 34 % (of N5), N3P 5 % (of N3E). No figures of
+4N, 4NP and 12FFN are published; N5, N4P and 12FFC are assumed.
+"""
+_MATRIX_PJ, _VECTOR_PJ = 1.0, 5.0
+"""Energy of the board per FLOP at full load in N7 [pJ]: of 16-bit operands on matrix units (other widths in
+proportion), and of f32 on vector units. Round numbers that gave the smallest error on left-out architectures,
+so that the errors on these are not blind.
 """
 _VECTOR_BYTES = 16.0
 """Size of a GPU's widest load."""
@@ -67,9 +87,9 @@ class Parameter:
     a peak are at most 1.
 
     ``carries`` is how a fitted value changes for a device with other rates (:func:`carried_values`). A
-    *clock* value is a time of compute units, a *loads* value a rate of loads that partly come from the cache,
-    and a *hits* value 1 less than a rate of the cache; both rates are relative to the memory. Other values
-    stay.
+    *clock* value is a time of compute units, a *power* value a share of the peak FLOP/s, a *loads* value a
+    rate of loads that partly come from the cache, and a *hits* value 1 less than a rate of the cache; the
+    last two rates are relative to the memory. Other values stay.
     """
 
     name: str
@@ -79,7 +99,7 @@ class Parameter:
     varies: bool = True
     absent: float = np.nan
     width: float = 1.5
-    carries: Literal["", "clock", "loads", "hits"] = ""
+    carries: Literal["", "clock", "power", "loads", "hits"] = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +114,8 @@ class MachineRates:
     which compute addresses and conversions for every format. ``array`` describes matrix units that are
     systolic arrays. ``tiles`` is True if the device stores tensors in whole tiles
     (:mod:`hespas.operations.tiles`). ``clock_hz`` is the highest clock of the compute units. ``line_bytes``
-    is what a unit fetches to read one element.
+    is what a unit fetches to read one element. ``powered_share`` is the share of the peak FLOP/s for which
+    the power limit suffices, at most 1.
     """
 
     flops_per_ns: float
@@ -112,6 +133,7 @@ class MachineRates:
     tiles: bool = False
     clock_hz: float = np.nan
     line_bytes: float = 64.0
+    powered_share: float = np.nan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,6 +166,12 @@ def machine_of(device: Device, kind: str, scheme: str) -> MachineRates:
     bits = (np.nan,) * 3
     if known_scheme is not None:
         bits = (known_scheme.activation_bits, known_scheme.weight_bits, known_scheme.output_bits)
+    lane_rate = rate_flops_per_s(device, "f32", matrix=False)
+    operand = None if known_scheme is None else find_dtype(known_scheme.rate_dtype)
+    flop_pj = np.nan if operand is None else _MATRIX_PJ * operand.bits / 16
+    if kind not in MATRIX_KINDS or rate <= lane_rate:  # on vector units
+        flop_pj *= _VECTOR_PJ / (2 * _MATRIX_PJ)
+    flop_pj *= _PROCESS_ENERGY.get(device.arch, np.nan)
     return MachineRates(
         flops_per_ns=rate / 1e9,
         bytes_per_ns=device.main_memory.bandwidth_bytes_per_s / 1e9,
@@ -155,11 +183,12 @@ def machine_of(device: Device, kind: str, scheme: str) -> MachineRates:
         output_bytes=bits[2] / 8,
         vector_elements=_VECTOR_BYTES * 8 / bits[0] if device.systolic is None else device.systolic.columns,
         quantizes=known_scheme is not None and known_scheme.quantizes,
-        lane_flops_per_ns=rate_flops_per_s(device, "f32", matrix=False) / 1e9,
+        lane_flops_per_ns=lane_rate / 1e9,
         array=device.systolic,
         tiles=device.kind == "tpu",
         clock_hz=device.boost_clock_hz,
         line_bytes=_LINE_BYTES.get(device.vendor, _LINE_BYTES[""]),
+        powered_share=min(device.tdp_w / (rate * flop_pj * 1e-12), 1.0),
     )
 
 
@@ -167,18 +196,22 @@ def carried_values(form: Form, values: Values, fitted: MachineRates, machine: Ma
     """Return the parameters of a form that was fitted on a device with the rates ``fitted``, for a device
     with the rates ``machine``.
 
-    Times of compute units scale with the inverse of the clock. Rates of the cache, which are relative to the
-    memory, scale with the ratio of the two bandwidths (``cache_rate``). Rates of loads scale with the power
-    :data:`_LOADS_POWER` of this ratio. An unknown clock leaves the values. An unknown bandwidth of a cache
-    counts as the usual ratio, :data:`_CACHE_RATE`, as in the fit.
+    Times of compute units scale with the inverse of the clock. Shares of the peak scale with the shares for
+    which the power limits suffice (``powered_share``), up to the bound of the parameter. Rates of the cache,
+    which are relative to the memory, scale with the ratio of the two bandwidths (``cache_rate``). Rates of
+    loads scale with the power :data:`_LOADS_POWER` of this ratio. An unknown clock or power limit leaves the
+    values. An unknown bandwidth of a cache counts as the usual ratio, :data:`_CACHE_RATE`, as in the fit.
     """
     slower = 1.0 if isnan(fitted.clock_hz / machine.clock_hz) else fitted.clock_hz / machine.clock_hz
+    powered = machine.powered_share / fitted.powered_share
     faster = machine.cache_rate / fitted.cache_rate
     carried = dict(values)
     for parameter in form.parameters:
         value = carried.get(parameter.name, np.nan)
         if parameter.carries == "clock":
             carried[parameter.name] = value * slower
+        elif parameter.carries == "power" and not isnan(powered):
+            carried[parameter.name] = min(value * powered, parameter.high)
         elif parameter.carries == "loads":
             carried[parameter.name] = value * faster**_LOADS_POWER
         elif parameter.carries == "hits":

@@ -115,7 +115,7 @@ PREFILL = Form(
     name="prefill",
     parameters=(
         _ATTENTION_START,
-        Parameter(name="compute", start=0.6, low=0.02, high=1.0, width=0.5),
+        Parameter(name="compute", start=0.6, low=0.02, high=1.0, width=0.5, carries="power"),
         _ATTENTION_OVERLAP,
         Parameter(name="score", start=0.3, low=1e-3, high=50.0),
         Parameter(name="block_start_ns", start=2000.0, low=1.0, high=1e5, carries="clock"),
@@ -274,7 +274,7 @@ _EXPERTS = Form(
     name="experts",
     parameters=(
         Parameter(name="t0_ns", start=30000.0, low=50.0, high=1e7),
-        Parameter(name="compute", start=0.6, low=0.02, high=1.0, width=0.5),
+        Parameter(name="compute", start=0.6, low=0.02, high=1.0, width=0.5, carries="power"),
         Parameter(name="memory", start=0.7, low=0.02, high=1.0, width=0.3),
         Parameter(name="overlap", start=1.5, low=0.05, high=20.0),
         Parameter(name="unit_load", start=2.5, low=0.1, high=50.0, carries="loads"),
@@ -396,7 +396,7 @@ def _candidates(wide: bool) -> FloatArray:
 
 _PARAMETERS = (
     Parameter(name="t0_ns", start=3000.0, low=50.0, high=1e6),
-    Parameter(name="compute", start=0.7, low=0.02, high=1.0, width=0.5),
+    Parameter(name="compute", start=0.7, low=0.02, high=1.0, width=0.5, carries="power"),
     Parameter(name="memory", start=0.75, low=0.02, high=1.0, width=0.3),
     Parameter(name="overlap", start=1.5, low=0.05, high=20.0),
     Parameter(name="step_ns", start=0.1, low=1e-4, high=50.0, carries="clock"),

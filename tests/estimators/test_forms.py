@@ -288,3 +288,29 @@ def test_an_unknown_clock_leaves_the_parameters() -> None:
     unknown = replace(machine, clock_hz=nan)
     assert carried_values(DECODE, values, machine, unknown) == pytest.approx(values)
     assert carried_values(DECODE, values, unknown, machine) == pytest.approx(values)
+
+
+@pytest.mark.parametrize(
+    ("fitted", "device", "scheme", "ratio"),
+    [
+        ("B200-SXM", "GB200", "bf16", (1200 / 2500) / (1000 / 2250)),  # both are limited
+        ("H100-SXM", "B200-SXM", "fp8", 1000 / (4500 * 0.55 * 0.5)),  # 0.5 pJ for 8 bits, at 0.55 of N7
+        ("P4", "T4", "f32_full", 70 / (8.1 * 1.9 * 5.0)),  # on vector units
+        ("A100-SXM-80GB", "H100-SXM", "bf16", 1.0),  # the limits suffice
+        ("MI308X", "MI300X", "bf16", 1.0),  # unknown
+    ],
+)
+def test_shares_of_the_peak_carry_over_by_the_power_limit(
+    fitted: str, device: str, scheme: str, ratio: float
+) -> None:
+    one, other = (machine_of(named_device(name), "matmul", scheme) for name in (fitted, device))
+    for form in (FORMS["tiles"], FORMS["experts"], FORMS["prefill"]):
+        values = {parameter.name: parameter.start for parameter in form.parameters}
+        assert carried_values(form, values, one, other)["compute"] == pytest.approx(values["compute"] * ratio)
+
+
+def test_no_share_of_the_peak_is_carried_above_one() -> None:
+    values = {parameter.name: parameter.high for parameter in FORMS["tiles"].parameters}
+    one, other = (machine_of(named_device(name), "matmul", "bf16") for name in ("MI300X", "MI325X"))
+    assert one.powered_share < other.powered_share == 1
+    assert carried_values(FORMS["tiles"], values, one, other)["compute"] == 1
