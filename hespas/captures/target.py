@@ -95,7 +95,7 @@ def _first_on_path(folder: Path) -> Generator[None]:
 
     A program thus imports its own modules even if the previous program had modules of the same names.
     """
-    for name, module in list(sys.modules.items()):
+    for name, module in sys.modules.copy().items():
         if vars(module).get(_LOADED_FROM, folder) != folder:
             del sys.modules[name]
     if str(folder) not in sys.path[:1]:

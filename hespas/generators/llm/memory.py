@@ -462,7 +462,7 @@ class _StageAccount:
         order = order_of(training.schedule, layout, self.stage, count, overlaps=training.overlap.microbatches)
         last_kind = "weights" if any(action.kind == "weights" for action in order) else "backward"
         joins = beside_previous(order) if training.overlap.microbatches else [False] * len(order)
-        layer = [max(self._saved[chunk], key=_sum, default={}) for chunk in chunks]
+        layer = [max(self._saved[chunk], key=_sum, default=nothing.parts) for chunk in chunks]
         in_flight = dict.fromkeys(chunks, 0)
         most, peak = -1, (dict(in_flight), nothing)
         for number, (kind, _, chunk) in enumerate(order):
