@@ -169,7 +169,10 @@ def calibrate(
             diagnostics.warning("calibrate.untested", device.name, text)
     models = tuple(model for result in results.values() for model in result.models)
     fitted_device = replace(device, step_factors=())
-    removed = "step factors are removed, because they correct the earlier fits: fit them again (--end-to-end)"
+    removed = (
+        "step factors are removed, because they correct the earlier fits: "
+        "fit them again with hespas-validate calibrate --end-to-end"
+    )
     diagnostics.warning(
         "calibrate.step-factors-removed", device.name, removed, count=len(device.step_factors)
     )
