@@ -26,7 +26,7 @@ BENCHMARKS = {
     "kineto_read": "a PyTorch profile of 654,000 events read, against a bare typed decode",
     "kernel_names": "what names of kernels alone say of profiles: classes, and bounds on their work",
     "many_ranks": "one trace of a 65,536-rank job, and 1,024 traces against a plain copy",
-    "plan_speed": "searches for the best of 400 to 70,000 layouts, against one simulation of it",
+    "plan_speed": "searches for the best of 800 to 90,000 layouts, against one simulation of it",
     "published_flops": "model FLOPs of published training runs against those of the generator, by source",
     "published_hespas": "published step times of Llama 3 and ResNets on four GPUs, from captured programs",
     "published_memory": "peak memory of published training runs against the predicted, and which fit",

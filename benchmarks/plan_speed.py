@@ -27,7 +27,7 @@ _SEARCHES: dict[str, tuple[dict[str, Any], float]] = {
     "70B on 256, all axes": (_ALL_AXES, 120.0),
     "70B, six clusters": (_ALL_AXES | {"devices": [32, 64, 128, 256, 384, 512], "global_batch": 768}, 600.0),
 }
-"""Settings of a search and the bound of its CPU seconds, by name, on a core of 2020 or later."""
+"""Settings of a search and the bound of its CPU seconds, by name."""
 
 _SYSTEM = {"hardware": "H100-SXM", "system": "dgx-h100"}
 _SEARCH = """

@@ -49,10 +49,11 @@ _PROCESS_ENERGY: Mapping[str, float] = {
     "gfx950": 0.44,
 }
 """Energy of an operation by the process of an architecture, relative to TSMC N7. Processes, in this order:
-16FF+; 12FFN; Samsung 8N; N7 and N6; N5 and 4N; 4NP; N3P. Derived from the reductions of power at equal speed
-that foundries announced: 10FF 35 % (of 16FF+), N7 40 % (of 10FF), 12FFC 25 % (of 16FFC), 10LPE 40 % (of
-14LPE), 8LPP 10 % (of 10LPP), N5 30 % (of N7), N4P 22 % and N3E 34 % (of N5), N3P 5 % (of N3E). No figures of
-4N, 4NP and 12FFN are published; N5, N4P and 12FFC are assumed.
+16FF+; 12FFN; Samsung 8N; N7 and N6; N5 and 4N; 4NP; N3P. The values are products of reductions of power at
+equal speed. Announced by the foundries are 12FFC 25 % (of 16FFC) and 10LPE 40 % (of 14LPE), both in
+AnandTech's article 11337; 8LPP 10 % (of 10LPP); N5 30 % (of N7) and N4P 22 % (of N5), both from TSMC. Assumed
+are 10FF 35 % (of 16FF+), N7 40 % (of 10FF), N3E 34 % (of N5), N3P 5 % (of N3E), and that 12FFN, 4N and 4NP
+equal 12FFC, N5 and N4P.
 """
 _MATRIX_PJ, _VECTOR_PJ = 1.0, 5.0
 """Energy of the board per FLOP at full load in N7 [pJ]: of 16-bit operands on matrix units (other widths in

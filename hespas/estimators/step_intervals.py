@@ -190,7 +190,7 @@ def applied_factor(
     if factor is None:
         reason = f"the device file has none of {clipped(choice)} (it has {listed})"
     elif not factor.share:
-        reason = f"{factor.evidence}, do not justify the factor {factor.name}"
+        reason = f"the measured workloads of {factor.name} ({factor.workloads:,}) do not justify one"
     elif default_configuration(workload, device, factor.estimator).estimator != settings.estimator:
         report = diagnostics.warning
         reason = f"{factor.name} was fitted with the estimator {factor.estimator}, not {settings.estimator}"

@@ -476,7 +476,7 @@ class _StageAccount:
                     beside = order[number - 1 if joins[number] else number + 1].chunk
                     waiting[beside] -= 1
                     moment = moment._replace(parts=total(moment.parts, layer[beside]))
-                others = sum(count * sizes[other] for other, count in waiting.items())
+                others = sum(held * sizes[other] for other, held in waiting.items())
                 if others + moment.bytes > most:
                     most, peak = others + moment.bytes, (waiting, moment)
             in_flight[chunk] += kind != last_kind

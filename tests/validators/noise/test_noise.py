@@ -221,9 +221,13 @@ def test_calls_in_nested_loops_are_inlined() -> None:
     assert report.curves.nested == 0
 
 
-@pytest.mark.parametrize("trips", ["1000000", "%unknown"])
-def test_loops_that_are_not_unrolled_are_counted(tmp_path: Path, trips: str) -> None:
+@pytest.mark.parametrize(("trips", "added"), [("1000000", 0), ("%unknown", 0), ("400", 30)])
+def test_loops_that_are_not_unrolled_are_counted(tmp_path: Path, trips: str, added: int) -> None:
+    """A loop of known length is too long with its own operations, or with those of a function."""
     limit = f"stablehlo.constant dense<{trips}> : tensor<i32>" if trips.isdecimal() else ""
+    additions = "\n".join(
+        f"  %v{row + 1} = stablehlo.add %v{row}, %v{row} : tensor<4x8xf32>" for row in range(added)
+    )
     program = tmp_path / "loop.mlir"
     program.write_text(
         f"""
@@ -242,9 +246,14 @@ func.func @main(%x: tensor<4x8xf32>, %unknown: tensor<i32>) -> tensor<4x8xf32> {
     %next = stablehlo.add %i, %one : tensor<i32>
     %product = stablehlo.dot_general %value, %w, contracting_dims = [1] x [0] :
       (tensor<4x8xf32>, tensor<8x8xf32>) -> tensor<4x8xf32>
-    stablehlo.return %next, %product : tensor<i32>, tensor<4x8xf32>
+    %sum = func.call @sum(%product) : (tensor<4x8xf32>) -> tensor<4x8xf32>
+    stablehlo.return %next, %sum : tensor<i32>, tensor<4x8xf32>
   }}
   return %first : tensor<4x8xf32>
+}}
+func.func private @sum(%v0: tensor<4x8xf32>) -> tensor<4x8xf32> {{
+  {additions}
+  return %v{added} : tensor<4x8xf32>
 }}
 """,
         encoding="utf-8",
