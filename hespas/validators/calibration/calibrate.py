@@ -169,13 +169,9 @@ def calibrate(
             diagnostics.warning("calibrate.untested", device.name, text)
     models = tuple(model for result in results.values() for model in result.models)
     fitted_device = replace(device, step_factors=())
-    removed = (
-        "step factors are removed, because they correct the earlier fits: "
-        "fit them again with hespas-validate calibrate --end-to-end"
-    )
-    diagnostics.warning(
-        "calibrate.step-factors-removed", device.name, removed, count=len(device.step_factors)
-    )
+    removed = "step factors are removed, because they correct the earlier fits: fit them again"
+    count = len(device.step_factors)
+    diagnostics.warning("calibrate.step-factors-removed", device.name, removed, count=count)
     if "calibrated" in results:
         own_fits = merged(results["calibrated"].fits, device.fits)
         fitted_device = replace(fitted_device, own_fits=own_fits, fits_of="")
