@@ -5,6 +5,10 @@ prompts as the policy allows; then new requests start, within the limits on toke
 cache pages (arXiv 2309.06180; chunked prompts: 2308.16369). Steps between two events that change the batch (a
 request is done, one arrives, pages run out) differ only by the growing cache and are computed together, so
 time is proportional to events, not to tokens. Running requests are columns.
+
+Prompts and answers may run on separate servers (disaggregated prefill and decode: arXiv 2401.09670). A server
+of the first pool processes a prompt and sends its cache to a server of the second pool, which generates the
+answer. Servers of both pools take their steps in order of time.
 """
 
 from __future__ import annotations
@@ -13,8 +17,9 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
+from heapq import heappop, heappush
 from math import ceil, inf
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -30,8 +35,10 @@ __all__ = [
     "POLICIES",
     "Order",
     "Policy",
+    "ServerPool",
     "policy_of",
     "serve",
+    "serve_disaggregated",
     "serve_replicas",
 ]
 
@@ -121,6 +128,15 @@ def policy_of(name: str, **changes: int | float | bool | str | None) -> Policy:
     return replace(policy, **stated_changes)  # type: ignore[arg-type] # names and types are those of the fields
 
 
+class ServerPool(NamedTuple):
+    """Equal servers: ``replicas`` of attention, each with a KV cache of ``cache_tokens`` tokens."""
+
+    steps: StepTimes
+    policy: Policy
+    replicas: int = 1
+    cache_tokens: float = inf
+
+
 _AT_ONCE = 1 << 16
 """Maximum number of steps that are computed together."""
 
@@ -174,20 +190,26 @@ def serve(
     sequences). Raises ``UnsupportedError`` if a single request does not fit into the cache, or into a step of
     a policy without chunked prompts.
     """
-    pages = inf if cache_tokens == inf else float(int(cache_tokens) // policy.page_tokens)
-    longest = int((requests.prompt + requests.output).max()) if len(requests) else 0
-    if -(-longest // policy.page_tokens) > pages:
-        raise UnsupportedError(
-            f"a request of {longest:,} tokens does not fit into a cache of {cache_tokens:,.0f} tokens",
-            hint="use more ranks, a smaller `kv_cache_dtype`, or shorter requests",
-        )
-    if not policy.chunked and len(requests) and int(requests.prompt.max()) > policy.tokens:
-        raise UnsupportedError(
-            f"a prompt of {int(requests.prompt.max()):,} tokens does not fit into a step of "
-            f"{policy.tokens:,} tokens",
-            hint="use a larger `max_batched_tokens`, or chunked prompts",
-        )
-    return _ServerRun(requests, steps, policy, pages).run(progress)
+    return _ServerRun(requests, ServerPool(steps, policy, 1, cache_tokens)).run(progress)
+
+
+def serve_disaggregated(
+    requests: Requests,
+    prefill: ServerPool,
+    decode: ServerPool,
+    send_ns: FloatArray,
+    *,
+    progress: Progress | None = None,
+) -> ServingRun:
+    """Simulate separate servers for prompts and for answers, and return the times of all requests.
+
+    A request goes to the replica with the fewest unfinished requests, in both pools. ``send_ns`` is the time
+    to send the cache of each prompt, shape ``(requests,)``. A replica sends one cache after the other, while
+    it processes other prompts. The first token reaches the client when a server for answers starts to decode,
+    because it is that server that answers the client. An answer of one token needs no such server. Arguments
+    and errors are otherwise as in :func:`serve`.
+    """
+    return _DisaggregatedRun(requests, prefill, decode, send_ns).run(progress)
 
 
 @dataclass
@@ -203,37 +225,78 @@ class _PrefillChunk:
     sampled: list[int] = field(default_factory=list[int])
 
 
-class _ServerRun:
-    """State of a simulated LLM server while it runs. Requests are numbered as in :class:`Requests`."""
+class _RequestState:
+    """Columns of requests that are not in :class:`DecodingBatch`, shape ``(requests,)``. Servers that pass
+    requests on share them.
+    """
 
-    def __init__(self, requests: Requests, steps: StepTimes, policy: Policy, pages: float) -> None:
+    def __init__(self, requests: Requests) -> None:
         count = len(requests)
-        self.requests, self.steps, self.policy, self.pages = requests, steps, policy, pages
-        self.now = 0.0
-        self.arrival: FloatArray = requests.arrival_ns.astype(np.float64)
-        if requests.concurrency:
-            self.arrival = np.full(count, inf)
-            self.arrival[: requests.concurrency] = 0.0
-        self.coming = 0
-        """The next request to arrive."""
-        self.waiting: deque[int] = deque()
-        self.prompting: list[int] = []
-        """Requests with unfinished prompts, the oldest first."""
-        self.decoding = DecodingBatch(policy.page_tokens, steps.gain)
         self.held = np.zeros(count)
         """Tokens of each request in the cache, unless it decodes."""
         self.target = requests.prompt.astype(np.int64).copy()
         """Tokens in the cache before decoding: the prompt, and tokens of preempted requests."""
         self.made = np.zeros(count)
         """Generated tokens of each request, unless it decodes."""
-        self.output = requests.output.astype(np.int64)
         self.scheduled, self.first, self.last = (np.full(count, np.nan) for _ in range(3))
         self.latest = np.full(count, np.nan)
         """Time of the latest token of each request, unless it decodes."""
         self.preemptions = np.zeros(count, np.int64)
+
+
+class _ServerRun:
+    """State of a simulated LLM server while it runs. Requests are numbered as in :class:`Requests`.
+
+    Without ``state``, all requests arrive at this server. With it, requests arrive by :meth:`accept`. A
+    request whose prompt another server has processed starts to decode at once.
+    """
+
+    def __init__(
+        self,
+        requests: Requests,
+        pool: ServerPool,
+        state: _RequestState | None = None,
+        arrival_ns: FloatArray | None = None,
+    ) -> None:
+        steps, policy, _, cache_tokens = pool
+        pages = inf if cache_tokens == inf else float(int(cache_tokens) // policy.page_tokens)
+        longest = int((requests.prompt + requests.output).max()) if len(requests) else 0
+        if -(-longest // policy.page_tokens) > pages:
+            raise UnsupportedError(
+                f"a request of {longest:,} tokens does not fit into a cache of {cache_tokens:,.0f} tokens",
+                hint="use more ranks, a smaller `kv_cache_dtype`, or shorter requests",
+            )
+        if not policy.chunked and len(requests) and int(requests.prompt.max()) > policy.tokens:
+            raise UnsupportedError(
+                f"a prompt of {int(requests.prompt.max()):,} tokens does not fit into a step of "
+                f"{policy.tokens:,} tokens",
+                hint="use a larger `max_batched_tokens`, or chunked prompts",
+            )
+        self.requests, self.steps, self.policy, self.pages = requests, steps, policy, pages
+        self.now = 0.0
+        own = _RequestState(requests) if state is None else state
+        self.held, self.target, self.made, self.latest = own.held, own.target, own.made, own.latest
+        self.scheduled, self.first, self.last = own.scheduled, own.first, own.last
+        self.preemptions = own.preemptions
+        self.arrival: FloatArray = np.full(len(requests), inf) if arrival_ns is None else arrival_ns
+        """Time at which each request arrives at the server."""
+        self.upcoming: deque[int] = deque()
+        """Requests that will arrive, in order of arrival."""
+        if state is None:
+            first = requests.concurrency or len(requests)
+            self.arrival[:first] = 0.0 if requests.concurrency else requests.arrival_ns
+            self.upcoming.extend(range(min(first, len(requests))))
+        self.waiting: deque[int] = deque()
+        self.prompting: list[int] = []
+        """Requests with unfinished prompts, the oldest first."""
+        self.decoding = DecodingBatch(policy.page_tokens, steps.gain)
+        self.output = requests.output.astype(np.int64)
         self.used = 0.0
         """Pages in use, including those that the policy has reserved."""
-        self.finished = 0
+        self.done: list[int] = []
+        """Finished requests, the first to finish first."""
+        self.quiet_until = 0.0
+        """Time before which no request finishes, unless one arrives."""
         self.scheduled_at = 0.0
         """Time at which the scheduler formed the next step."""
         self.due = 0
@@ -247,31 +310,36 @@ class _ServerRun:
         self.log = StepLog()
         self.overhead_ns, self.gain = steps.correction.request_ns, steps.gain
 
+    @property
+    def load(self) -> int:
+        """Return the number of unfinished requests."""
+        return len(self.upcoming) + len(self.waiting) + len(self.prompting) + len(self.decoding)
+
+    @property
+    def clock(self) -> float:
+        """Return the time at which the next step starts; infinite without requests."""
+        if self.waiting or self.prompting or len(self.decoding):
+            return self.now
+        if not self.upcoming:
+            return inf
+        return max(self.now, float(self.arrival[self.upcoming[0]]) + self.overhead_ns)
+
+    def accept(self, request: int, arrival_ns: float) -> None:
+        """Add a request that arrives at ``arrival_ns``, to be seen when the scheduler receives requests."""
+        self.arrival[request] = arrival_ns
+        place = len(self.upcoming)
+        while place and self.arrival[self.upcoming[place - 1]] > arrival_ns:
+            place -= 1
+        self.upcoming.insert(place, request)
+
     def run(self, progress: Progress | None = None) -> ServingRun:
         """Simulate all steps until all requests are done."""
         shown = 0
-        while self.coming < len(self.requests) or self.waiting or self.prompting or len(self.decoding):
-            if progress and self.finished >= shown:
-                progress(self.finished, len(self.requests))
-                shown = self.finished + _SHOWN_EVERY
-            if not self.due or not len(self.decoding):  # the scheduler receives requests in this step
-                self.due = self.policy.recv_interval
-                is_early = self.policy.async_scheduling and len(self.decoding)
-                seen = self.scheduled_at if is_early else self.now
-                while (
-                    self.coming < len(self.arrival) and self.arrival[self.coming] + self.overhead_ns <= seen
-                ):
-                    self.waiting.append(self.coming)
-                    self.coming += 1
-            if not (self.waiting or self.prompting or len(self.decoding)):
-                self.now = max(self.now, float(self.arrival[self.coming]) + self.overhead_ns)
-                continue
-            if (self.waiting or self.prompting) and not self._holds():
-                chunk = self._prompts()
-                if chunk.prompts:
-                    self._step(chunk)
-                    continue
-            self._decode()
+        while self.clock < inf:
+            if progress and len(self.done) >= shown:
+                progress(len(self.done), len(self.requests))
+                shown = len(self.done) + _SHOWN_EVERY
+            self.advance()
         return ServingRun(
             requests=self.requests,
             arrival_ns=self.arrival,
@@ -283,6 +351,23 @@ class _ServerRun:
             bound_by=frozenset(self.bound_by),
             peak_pages=self.peak_pages,
         )
+
+    def advance(self, horizon_ns: float = inf) -> None:
+        """Simulate one step with prompts, or the steps until a request arrives or finishes, or the cache is
+        full. Requests that arrive up to ``horizon_ns`` are known; steps that start later are left out.
+        """
+        self.now = max(self.now, self.clock)
+        if not self.due or not len(self.decoding):  # the scheduler receives requests in this step
+            self.due = self.policy.recv_interval
+            seen = self.scheduled_at if self.policy.async_scheduling and len(self.decoding) else self.now
+            while self.upcoming and self.arrival[self.upcoming[0]] + self.overhead_ns <= seen:
+                self.waiting.append(self.upcoming.popleft())
+        if (self.waiting or self.prompting) and not self._holds():
+            chunk = self._prompts()
+            if chunk.prompts:
+                self._step(chunk)
+                return
+        self._decode(horizon_ns)
 
     def _holds(self) -> bool:
         """Return True if the scheduler delays waiting requests, so that more of them start in one step
@@ -351,6 +436,9 @@ class _ServerRun:
             left = self._extend(chunk, request, left)
         while self.waiting and left > 0 and self._starts(self.waiting[0], left):
             request = self.waiting.popleft()
+            if self.held[request] == self.target[request]:  # another server has processed the prompt
+                left -= self._resume(request)
+                continue
             if np.isnan(self.scheduled[request]):
                 self.scheduled[request] = self.now
             if policy.reserves:
@@ -363,6 +451,16 @@ class _ServerRun:
             self._preempt()
             return self._prompts()
         return chunk
+
+    def _resume(self, request: int) -> int:
+        """Start to decode a request whose cache another server has sent. Return the tokens that it takes in
+        the step.
+        """
+        held, output = float(self.held[request]), float(self.output[request])
+        self.used += self._pages(int(held + output if self.policy.reserves else held))
+        self.first[request] = self.latest[request] = self.quiet_until = self.now
+        self.decoding.join(DecodingSequence(request, held, float(self.made[request]), output, self.now))
+        return self.steps.queries
 
     def _starts(self, request: int, left: int) -> bool:
         """Return True if a waiting request can start in a step that has ``left`` tokens left."""
@@ -412,7 +510,7 @@ class _ServerRun:
         )  # fmt: skip
         self.scheduled_at = self.now
         self.now += time
-        self.held_back = 0
+        self.quiet_until, self.held_back = self.now, 0
         self.due = (self.due - 1) % self.policy.recv_interval if batch else 0
         self.log.add(
             time, batch, chunk.new_tokens, context=context, prompts=chunk.prompts,
@@ -436,8 +534,10 @@ class _ServerRun:
                 held = float(self.held[request])
                 self.decoding.join(DecodingSequence(request, held, made, output, self.now))
 
-    def _decode(self) -> None:
-        """Run steps that only decode, until a request finishes, arrives, or lacks a cache page."""
+    def _decode(self, horizon_ns: float) -> None:
+        """Run steps that only decode, until a request finishes, arrives, or lacks a cache page. Steps that
+        would start after ``horizon_ns`` are left out.
+        """
         self._make_room()
         batch, gain = len(self.decoding), self.gain
         count = ceil(self.decoding.least_left / gain)
@@ -445,16 +545,19 @@ class _ServerRun:
         context = float(np.add.reduce(self.decoding.held)) / batch
         times = self.steps.decode_ns(batch, context + gain * np.arange(count, dtype=np.float64))
         ends = self.now + times.cumsum()
-        if self.coming < len(self.arrival) and batch < self.policy.sequences:
-            arrives = float(self.arrival[self.coming]) + self.overhead_ns
+        self.quiet_until = float(ends[-1])
+        arrives = float(self.arrival[self.upcoming[0]]) + self.overhead_ns if self.upcoming else inf
+        if batch < self.policy.sequences:
             after = int(ends.searchsorted(arrives)) + 1
             if self.policy.async_scheduling and arrives > self.now:
                 after += 1
             recv_interval = self.policy.recv_interval
             first = self.due or recv_interval
             count = min(count, first + -(-max(after - first, 0) // recv_interval) * recv_interval)
-        elif self.coming < len(self.arrival) and self.arrival[self.coming] + self.overhead_ns <= ends[-1]:
+        elif arrives <= ends[-1]:
             self.bound_by.add("max_num_seqs")
+        if horizon_ns < ends[count - 1]:
+            count = min(count, int(ends.searchsorted(horizon_ns)) + 1)
         if self.waiting and self.held_back < self.policy.batch_wait_iters:
             count = min(count, self.policy.batch_wait_iters - self.held_back)
             self.held_back += count
@@ -506,7 +609,118 @@ class _ServerRun:
         self.last[request] = self.now
         self._free(request)
         if self.requests.concurrency:
-            following = self.requests.concurrency + self.finished
+            following = self.requests.concurrency + len(self.done)
             if following < len(self.arrival):
-                self.arrival[following] = self.now
-        self.finished += 1
+                self.accept(following, self.now)
+        self.done.append(request)
+
+
+class _DisaggregatedRun:
+    """State of servers for prompts and servers for answers while they run. The server whose next step starts
+    first takes it, so that all requests that arrive before are known.
+    """
+
+    def __init__(
+        self, requests: Requests, prefill: ServerPool, decode: ServerPool, send_ns: FloatArray
+    ) -> None:
+        count, state = len(requests), _RequestState(requests)
+        prompts = replace(requests, output=np.ones(count, np.int64), concurrency=0)
+        answers = replace(requests, concurrency=0)
+        # the request's time outside of steps counts once, and a server for answers only repeats prompts
+        steps = decode.steps.corrected(replace(decode.steps.correction, request_ns=0.0))
+        decode = decode._replace(steps=steps, policy=replace(decode.policy, chunked=True))
+        self.requests, self.state, self.send_ns = requests, state, send_ns
+        self.arrival, received_ns = np.full(count, inf), np.full(count, inf)
+        self.prefill = [_ServerRun(prompts, prefill, state, self.arrival) for _ in range(prefill.replicas)]
+        self.decode = [_ServerRun(answers, decode, state, received_ns) for _ in range(decode.replicas)]
+        self.sent_ns = [0.0] * prefill.replicas
+        """Time at which each server for prompts has sent its latest cache."""
+        self.coming = self.received = 0
+        """The next request to arrive, and the number of caches that have arrived."""
+        first = min(requests.concurrency, count) or min(count, 1)
+        times_ns = [0.0] * first if requests.concurrency else requests.arrival_ns[:first].tolist()
+        self.events = [(time_ns, order, _NEW) for order, time_ns in enumerate(times_ns)]
+        """Heap of arrivals: the time, a number that orders equal times, and the request whose cache arrives
+        at a server for answers.
+        """
+        self.num_events = first
+
+    def run(self, progress: Progress | None = None) -> ServingRun:
+        """Simulate all steps of all servers."""
+        requests, servers, first = self.requests, [*self.prefill, *self.decode], len(self.prefill)
+        shown = finished = 0
+        clocks = [server.clock for server in servers]
+        while True:
+            event_ns = self.events[0][0] if self.events else inf
+            index = min(range(len(servers)), key=clocks.__getitem__)
+            if event_ns < inf and event_ns <= clocks[index]:
+                index = self._arrive(heappop(self.events))
+                clocks[index] = servers[index].clock
+                continue
+            if clocks[index] == inf:
+                break
+            server = servers[index]
+            before, bounds = len(server.done), [event_ns, *clocks[:first]]
+            if index >= first and requests.concurrency:  # answers that finish bring the next requests
+                bounds += [
+                    max(clock, other.quiet_until)
+                    for clock, other in zip(clocks[first:], self.decode, strict=True)
+                    if other is not server
+                ]
+            server.advance(min(bounds))
+            clocks[index] = server.clock
+            for request in server.done[before:]:
+                if index < first and requests.output[request] > 1:
+                    start_ns = max(server.now, self.sent_ns[index])
+                    self.sent_ns[index] = start_ns + float(self.send_ns[request])
+                    self._expect(self.sent_ns[index], request)
+                    continue
+                finished += 1
+                if requests.concurrency:
+                    self._expect(server.now, _NEW)
+            if progress and finished >= shown:
+                progress(finished, len(requests))
+                shown = finished + _SHOWN_EVERY
+        state = self.state
+        return ServingRun(
+            requests=requests,
+            arrival_ns=self.arrival,
+            scheduled_ns=state.scheduled,
+            first_token_ns=state.first,
+            last_token_ns=state.last,
+            preemptions=state.preemptions,
+            steps=StepLog.joined(server.log for server in self.decode),
+            prefill_steps=StepLog.joined(server.log for server in self.prefill),
+            bound_by=frozenset[str]().union(*(server.bound_by for server in servers)),
+            peak_pages=max(server.peak_pages for server in servers),
+        )
+
+    def _expect(self, time_ns: float, request: int) -> None:
+        """Add an arrival: of the cache of a request, or of a new request."""
+        self.num_events += 1
+        heappush(self.events, (time_ns, self.num_events, request))
+
+    def _arrive(self, event: tuple[float, int, int]) -> int:
+        """Give a request to the server with the fewest unfinished requests; equal servers take turns. Return
+        the number of the server.
+        """
+        time_ns, _, request = event
+        servers, turn, start = self.prefill, self.coming, 0
+        if request != _NEW:
+            servers, turn, start = self.decode, self.received, len(self.prefill)
+            self.received += 1
+        elif self.coming == len(self.requests):
+            return 0
+        else:
+            request = self.coming
+            self.coming += 1
+            if not self.requests.concurrency and self.coming < len(self.requests):
+                self._expect(float(self.requests.arrival_ns[self.coming]), _NEW)
+        order = ((turn + offset) % len(servers) for offset in range(len(servers)))
+        place = min(order, key=lambda number: servers[number].load)
+        servers[place].accept(request, time_ns)
+        return start + place
+
+
+_NEW = -1
+"""Event of the next request that arrives."""
