@@ -296,7 +296,7 @@ class _ServerRun:
         self.done: list[int] = []
         """Finished requests, the first to finish first."""
         self.quiet_until = 0.0
-        """Time before which no request finishes, unless one arrives."""
+        """Time before which no request finishes, unless one starts."""
         self.scheduled_at = 0.0
         """Time at which the scheduler formed the next step."""
         self.due = 0
@@ -323,6 +323,13 @@ class _ServerRun:
         if not self.upcoming:
             return inf
         return max(self.now, float(self.arrival[self.upcoming[0]]) + self.overhead_ns)
+
+    @property
+    def next_finish(self) -> float:
+        """Return a time before which no request finishes."""
+        is_full = len(self.decoding) >= self.policy.sequences
+        starts = self.upcoming or (self.waiting and not is_full)
+        return self.clock if starts else max(self.clock, self.quiet_until)
 
     def accept(self, request: int, arrival_ns: float) -> None:
         """Add a request that arrives at ``arrival_ns``, to be seen when the scheduler receives requests."""
@@ -662,11 +669,7 @@ class _DisaggregatedRun:
             server = servers[index]
             before, bounds = len(server.done), [event_ns, *clocks[:first]]
             if index >= first and requests.concurrency:  # answers that finish bring the next requests
-                bounds += [
-                    max(clock, other.quiet_until)
-                    for clock, other in zip(clocks[first:], self.decode, strict=True)
-                    if other is not server
-                ]
+                bounds += [other.next_finish for other in self.decode if other is not server]
             server.advance(min(bounds))
             clocks[index] = server.clock
             for request in server.done[before:]:
