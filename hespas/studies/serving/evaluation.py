@@ -304,17 +304,19 @@ def _roofline_times(row: ServingRow) -> MeanTimes | None:
     if step is None:
         return None
     device, ranks = named_device(row.hardware), step.layout.ranks
+    prefill = row.prefill.step if row.prefill is not None and row.prefill.step is not None else step
     weights = model_parameters(step.model) * dtype(step.experts or step.precision.matmul).bits / 8
-    clients, tokens = max(1, round(row.concurrency / step.layout.dp)), row.prompt + row.output // 2
+    clients, tokens = row.clients, row.prompt + row.output // 2
     held = ServingLoad(
         batch=clients, context=tokens, kv_format=step.cache, page_tokens=step.page, precision=step.precision
     )
     parts = serving_memory(step.model, replace(step.layout, zero=0), held)[0].parts
     moved = weights / ranks + parts["keys and values"]
-    prompt = replace(step, phase="prefill", batch=1, prompt=row.prompt).account().model_flops_per_step
+    prompt = replace(prefill, phase="prefill", batch=1, prompt=row.prompt).account().model_flops_per_step
     peak = peak_for(device, "matrix", step.precision.matmul).flops_per_s
     return MeanTimes(
-        prompt / step.layout.dp / ranks / peak * 1e3, moved / device.main_memory.bandwidth_bytes_per_s * 1e3
+        prompt / prefill.layout.dp / prefill.layout.ranks / peak * 1e3,
+        moved / device.main_memory.bandwidth_bytes_per_s * 1e3,
     )
 
 
