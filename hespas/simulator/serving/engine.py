@@ -67,7 +67,9 @@ class Policy:
     processed whole. ``page_tokens``: tokens per cache page. ``order``: see :data:`Order`. ``reserves``: a
     request starts only if the cache has pages for its whole length, so no request is preempted. Otherwise, a
     request that needs a page when none is free preempts the youngest request, whose tokens are then
-    recomputed. ``watermark``: share of the pages that must stay free when a request starts.
+    recomputed. ``prefix_caching``: the pages of a preempted request stay valid until others need them, the
+    last ones first, so that only the others' tokens are recomputed (vLLM: enable-prefix-caching).
+    ``watermark``: share of the pages that must stay free when a request starts.
 
     ``recv_interval``: the scheduler receives requests every ``recv_interval`` decoding steps, and after steps
     that only process prompts (SGLang: scheduler-recv-interval). ``async_scheduling``: the scheduler forms the
@@ -82,6 +84,7 @@ class Policy:
     page_tokens: int = 16
     order: Order = "mixed"
     reserves: bool = False
+    prefix_caching: bool = False
     watermark: float = 0.0
     recv_interval: int = 1
     async_scheduling: bool = False
@@ -101,7 +104,7 @@ class Policy:
 
 
 POLICIES: Mapping[str, Policy] = {
-    "vllm": Policy(name="vllm", tokens=8192, sequences=1024),
+    "vllm": Policy(name="vllm", tokens=8192, sequences=1024, prefix_caching=True),
     "sglang": Policy(name="sglang", tokens=16384, sequences=1024, order="prefill-first", page_tokens=1),
     "trtllm": Policy(name="trtllm", tokens=8192, sequences=2048, page_tokens=32, reserves=True),
 }
@@ -291,8 +294,10 @@ class _ServerRun:
         """Requests with unfinished prompts, the oldest first."""
         self.decoding = DecodingBatch(policy.page_tokens, steps.gain)
         self.output = requests.output.astype(np.int64)
-        self.used = 0.0
-        """Pages in use, including those that the policy has reserved."""
+        self.used = self.taken = 0.0
+        """Pages in use, including those that the policy has reserved, and all pages that were ever taken."""
+        self.left_behind: dict[int, tuple[int, float]] = {}
+        """Preempted requests: their full pages, and the number of pages taken at which the first is lost."""
         self.done: list[int] = []
         """Finished requests, the first to finish first."""
         self.quiet_until = 0.0
@@ -413,6 +418,9 @@ class _ServerRun:
     def _preempt(self) -> None:
         """Preempt the request that started last. Its tokens will be recomputed."""
         youngest = self.prompting.pop() if self.prompting else self._left(self.decoding.leave_last())
+        if self.policy.prefix_caching:
+            full = int(self.held[youngest]) // self.policy.page_tokens
+            self.left_behind[youngest] = full, self.taken + self.pages - self.used
         self._free(youngest)
         self.preemptions[youngest] += 1
         self.target[youngest] = self.requests.prompt[youngest] + self.made[youngest]
@@ -448,6 +456,11 @@ class _ServerRun:
                 continue
             if np.isnan(self.scheduled[request]):
                 self.scheduled[request] = self.now
+            if request in self.left_behind:
+                full, lost_from = self.left_behind.pop(request)
+                kept = max(full - max(self.taken - lost_from, 0.0), 0.0)
+                kept = min(kept, (int(self.target[request]) - 1) // policy.page_tokens)
+                self.held[request], self.used = kept * policy.page_tokens, self.used + kept
             if policy.reserves:
                 self.used += self._pages(int(self.requests.prompt[request] + self.output[request]))
             self.prompting.append(request)
@@ -464,7 +477,8 @@ class _ServerRun:
         the step.
         """
         held, output = float(self.held[request]), float(self.output[request])
-        self.used += self._pages(int(held + output if self.policy.reserves else held))
+        pages = self._pages(int(held + output if self.policy.reserves else held))
+        self.used, self.taken = self.used + pages, self.taken + pages
         self.first[request] = self.latest[request] = self.quiet_until = self.now
         self.decoding.join(DecodingSequence(request, held, float(self.made[request]), output, self.now))
         return self.steps.queries
@@ -499,6 +513,7 @@ class _ServerRun:
             if not self._has_room(more):
                 return left
             self.used += more
+            self.taken += more
         self.held[request] = held + count
         chunk.prompts += 1
         chunk.new_tokens += count
@@ -609,6 +624,7 @@ class _ServerRun:
         grown, done = self.decoding.generate(count * self.gain)
         if not self.policy.reserves:
             self.used += grown
+            self.taken += grown
         for sequence in done:
             self._done(self._left(sequence))
 

@@ -303,7 +303,7 @@ def _refusal(cells: _RunColumns, row: ServingRow, has_load: bool) -> str:
         f"{row.concurrency:,} concurrent requests exceed one server": row.concurrency > _MAX_REQUESTS,
         f"requests of {row.prompt + row.output:,} tokens": row.prompt + row.output > _MAX_TOKENS,
         "no measured times": not (row.ttft_ms > 0 and row.tpot_ms > 0),
-        f"the source's {tp} tensor-parallel ranks exceed one server": tp > _MAX_TENSOR_RANKS,
+        f"the source's {tp} tensor-parallel ranks exceed one server": tp > _MAX_TENSOR_RANKS and not row.prefill,
     }
     return next((reason for reason, is_true in reasons.items() if is_true), "")
 

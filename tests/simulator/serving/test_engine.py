@@ -78,6 +78,18 @@ def test_want_of_pages_puts_the_youngest_back() -> None:
     assert reserved.scheduled_ns[1] == reserved.last_token_ns[0]
 
 
+@pytest.mark.parametrize(("prefix_caching", "computed"), [(False, 21), (True, 9)])
+def test_pages_of_a_preempted_request_stay_until_others_need_them(
+    prefix_caching: bool, computed: int
+) -> None:
+    # the second is preempted with 20 tokens in five pages, of which the first takes two until it is done
+    policy = replace(SMALL, prefix_caching=prefix_caching)
+    run = serve(requests_of((0.0, 8, 20), (0.0, 8, 20)), even_steps(), policy, cache_tokens=40)
+    tokens = run.steps.columns()[2]
+    assert run.preemptions.tolist() == [0, 1]
+    assert tokens[tokens > 0].tolist() == [16, computed]
+
+
 def test_a_request_that_never_fits() -> None:
     with pytest.raises(UnsupportedError, match="a request of 44 tokens"):
         serve(requests_of((0.0, 40, 4)), even_steps(), SMALL, cache_tokens=40)
@@ -107,6 +119,7 @@ _POLICIES = st.builds(
     page_tokens=st.sampled_from((1, 4, 16)),
     order=st.sampled_from(("mixed", "prefill-first")),
     reserves=st.booleans(),
+    prefix_caching=st.booleans(),
 )
 
 
