@@ -4,7 +4,8 @@ The columns are as in aiconfigurator's sample of measurements (``silicon_sample.
 backend, precision, mode, isl, osl``, degrees of parallelism, ``silicon_ttft_ms`` and ``silicon_tpot_ms``. The
 number of concurrent requests is ``concurrency``, or ``batch_size`` for each data-parallel rank. Rows with
 separate prefill and decode servers have the number, the degrees and the batch size of each kind of server
-(``prefill_num_workers, decode_tp_size``, ...). ``benchmark``
+(``prefill_num_workers, decode_tp_size``, ...). ``num_speculative_tokens`` is the number of speculative tokens
+per step (empty: as in the launch scripts of the benchmark; vLLM's name). ``benchmark``
 and ``measured`` (a date) select the scripts that started the server. In that sample, the cell
 ``silicon_data_source`` contains the last three.
 """
@@ -71,6 +72,7 @@ class _RunColumns(msgspec.Struct, frozen=True, kw_only=True):
     decode_batch_size: Annotated[int, Column(low=1)] = 0
     batch_size: Annotated[int, Column(low=1)] = 0
     concurrency: Annotated[int, Column(low=1)] = 0
+    num_speculative_tokens: Annotated[int, Column(low=0, high=64)] = -1
     benchmark: Literal["", "InferenceMAX"] = ""
     measured: str = ""
     silicon_data_source: str = ""
@@ -268,6 +270,8 @@ def _serving_row(number: int, cells: _RunColumns) -> ServingRow:
         layout=layout, prompt=row.prompt, output=row.output, clients=row.concurrency, date=date,
         is_published=is_published, is_disaggregated=is_separate,
     ))  # fmt: skip
+    if cells.num_speculative_tokens >= 0:
+        launch = replace(launch, drafts=cells.num_speculative_tokens)
     return replace(row, launch=launch, step=replace(step, cache=launch.cache or step.cache))
 
 
@@ -303,7 +307,8 @@ def _refusal(cells: _RunColumns, row: ServingRow, has_load: bool) -> str:
         f"{row.concurrency:,} concurrent requests exceed one server": row.concurrency > _MAX_REQUESTS,
         f"requests of {row.prompt + row.output:,} tokens": row.prompt + row.output > _MAX_TOKENS,
         "no measured times": not (row.ttft_ms > 0 and row.tpot_ms > 0),
-        f"the source's {tp} tensor-parallel ranks exceed one server": tp > _MAX_TENSOR_RANKS and not row.prefill,
+        f"the source's {tp} tensor-parallel ranks exceed one server": tp > _MAX_TENSOR_RANKS
+        and not row.prefill,
     }
     return next((reason for reason, is_true in reasons.items() if is_true), "")
 

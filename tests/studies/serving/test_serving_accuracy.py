@@ -106,6 +106,16 @@ def test_rows_say_what_was_served(tmp_path: Path) -> None:
         read_rows(tmp_path / "other.csv")
 
 
+def test_speculative_tokens_are_a_column(tmp_path: Path, predictor: ServingPredictor) -> None:
+    none, two = read_rows(_table(tmp_path, {"num_speculative_tokens": 0}, {"num_speculative_tokens": 2}))
+    assert (none.launch.drafts, two.launch.drafts) == (0, 2)
+    plain, guessed = (predictor.times(row, Correction()) for row in (none, two))
+    assert isinstance(plain, MeanTimes)
+    assert isinstance(guessed, MeanTimes)
+    assert guessed.tpot_ms < plain.tpot_ms
+    assert deployment_of(none) != deployment_of(two)
+
+
 def test_separate_servers_are_predicted(tmp_path: Path, predictor: ServingPredictor) -> None:
     separate = {
         "mode": "disagg", "tp_size": None, "batch_size": None, "prefill_num_workers": 2,
