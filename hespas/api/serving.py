@@ -44,6 +44,7 @@ from hespas.simulator.serving import (
 
 __all__ = [
     "Percentiles",
+    "PoolRow",
     "ReadyServer",
     "RequestRow",
     "Server",

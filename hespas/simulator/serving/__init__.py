@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from hespas.graph.plugins import lazy_names
 
 if TYPE_CHECKING:
+    from hespas.simulator.serving.disaggregated import serve_disaggregated
     from hespas.simulator.serving.engine import (
         POLICIES,
         Order,
@@ -14,7 +15,6 @@ if TYPE_CHECKING:
         ServerPool,
         policy_of,
         serve,
-        serve_disaggregated,
         serve_replicas,
     )
     from hespas.simulator.serving.requests import (
@@ -65,6 +65,7 @@ __all__ = [
 
 __getattr__ = lazy_names(
     __name__,
+    disaggregated=("serve_disaggregated",),
     engine=(
         "POLICIES",
         "Order",
@@ -72,7 +73,6 @@ __getattr__ = lazy_names(
         "ServerPool",
         "policy_of",
         "serve",
-        "serve_disaggregated",
         "serve_replicas",
     ),
     requests=(

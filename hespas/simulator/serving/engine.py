@@ -5,10 +5,6 @@ prompts as the policy allows; then new requests start, within the limits on toke
 cache pages (arXiv 2309.06180; chunked prompts: 2308.16369). Steps between two events that change the batch (a
 request is done, one arrives, pages run out) differ only by the growing cache and are computed together, so
 time is proportional to events, not to tokens. Running requests are columns.
-
-Prompts and answers may run on separate servers (disaggregated prefill and decode: arXiv 2401.09670). A server
-of the first pool processes a prompt and sends its cache to a server of the second pool, which generates the
-answer. Servers of both pools take their steps in order of time.
 """
 
 from __future__ import annotations
@@ -17,7 +13,6 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from heapq import heappop, heappush
 from math import ceil, inf
 from typing import Literal, NamedTuple
 
@@ -33,12 +28,14 @@ from hespas.simulator.serving.steps import StepTimes
 
 __all__ = [
     "POLICIES",
+    "SHOWN_EVERY",
     "Order",
     "Policy",
+    "RequestState",
     "ServerPool",
+    "ServerRun",
     "policy_of",
     "serve",
-    "serve_disaggregated",
     "serve_replicas",
 ]
 
@@ -143,7 +140,7 @@ class ServerPool(NamedTuple):
 _AT_ONCE = 1 << 16
 """Maximum number of steps that are computed together."""
 
-_SHOWN_EVERY = 100
+SHOWN_EVERY = 100
 """Finished requests between two progress reports."""
 
 
@@ -193,26 +190,7 @@ def serve(
     sequences). Raises ``UnsupportedError`` if a single request does not fit into the cache, or into a step of
     a policy without chunked prompts.
     """
-    return _ServerRun(requests, ServerPool(steps, policy, 1, cache_tokens)).run(progress)
-
-
-def serve_disaggregated(
-    requests: Requests,
-    prefill: ServerPool,
-    decode: ServerPool,
-    send_ns: FloatArray,
-    *,
-    progress: Progress | None = None,
-) -> ServingRun:
-    """Simulate separate servers for prompts and for answers, and return the times of all requests.
-
-    A request goes to the replica with the fewest unfinished requests, in both pools. ``send_ns`` is the time
-    to send the cache of each prompt, shape ``(requests,)``. A replica sends one cache after the other, while
-    it processes other prompts. The first token reaches the client when a server for answers starts to decode,
-    because it is that server that answers the client. An answer of one token needs no such server. Arguments
-    and errors are otherwise as in :func:`serve`.
-    """
-    return _DisaggregatedRun(requests, prefill, decode, send_ns).run(progress)
+    return ServerRun(requests, ServerPool(steps, policy, 1, cache_tokens)).run(progress)
 
 
 @dataclass
@@ -228,7 +206,7 @@ class _PrefillChunk:
     sampled: list[int] = field(default_factory=list[int])
 
 
-class _RequestState:
+class RequestState:
     """Columns of requests that are not in :class:`DecodingBatch`, shape ``(requests,)``. Servers that pass
     requests on share them.
     """
@@ -247,7 +225,7 @@ class _RequestState:
         self.preemptions = np.zeros(count, np.int64)
 
 
-class _ServerRun:
+class ServerRun:
     """State of a simulated LLM server while it runs. Requests are numbered as in :class:`Requests`.
 
     Without ``state``, all requests arrive at this server. With it, requests arrive by :meth:`accept`. A
@@ -258,7 +236,7 @@ class _ServerRun:
         self,
         requests: Requests,
         pool: ServerPool,
-        state: _RequestState | None = None,
+        state: RequestState | None = None,
         arrival_ns: FloatArray | None = None,
     ) -> None:
         steps, policy, _, cache_tokens = pool
@@ -277,7 +255,7 @@ class _ServerRun:
             )
         self.requests, self.steps, self.policy, self.pages = requests, steps, policy, pages
         self.now = 0.0
-        own = _RequestState(requests) if state is None else state
+        own = RequestState(requests) if state is None else state
         self.held, self.target, self.made, self.latest = own.held, own.target, own.made, own.latest
         self.scheduled, self.first, self.last = own.scheduled, own.first, own.last
         self.preemptions = own.preemptions
@@ -339,10 +317,10 @@ class _ServerRun:
     def accept(self, request: int, arrival_ns: float) -> None:
         """Add a request that arrives at ``arrival_ns``, to be seen when the scheduler receives requests."""
         self.arrival[request] = arrival_ns
-        place = len(self.upcoming)
-        while place and self.arrival[self.upcoming[place - 1]] > arrival_ns:
-            place -= 1
-        self.upcoming.insert(place, request)
+        position = len(self.upcoming)
+        while position and self.arrival[self.upcoming[position - 1]] > arrival_ns:
+            position -= 1
+        self.upcoming.insert(position, request)
 
     def run(self, progress: Progress | None = None) -> ServingRun:
         """Simulate all steps until all requests are done."""
@@ -350,7 +328,7 @@ class _ServerRun:
         while self.clock < inf:
             if progress and len(self.done) >= shown:
                 progress(len(self.done), len(self.requests))
-                shown = len(self.done) + _SHOWN_EVERY
+                shown = len(self.done) + SHOWN_EVERY
             self.advance()
         return ServingRun(
             requests=self.requests,
@@ -458,9 +436,9 @@ class _ServerRun:
                 self.scheduled[request] = self.now
             if request in self.left_behind:
                 full, lost_from = self.left_behind.pop(request)
-                kept = max(full - max(self.taken - lost_from, 0.0), 0.0)
-                kept = min(kept, (int(self.target[request]) - 1) // policy.page_tokens)
-                self.held[request], self.used = kept * policy.page_tokens, self.used + kept
+                valid = max(full - max(self.taken - lost_from, 0.0), 0.0)
+                valid = min(valid, (int(self.target[request]) - 1) // policy.page_tokens)
+                self.held[request], self.used = valid * policy.page_tokens, self.used + valid
             if policy.reserves:
                 self.used += self._pages(int(self.requests.prompt[request] + self.output[request]))
             self.prompting.append(request)
@@ -636,110 +614,3 @@ class _ServerRun:
             if following < len(self.arrival):
                 self.accept(following, self.now)
         self.done.append(request)
-
-
-class _DisaggregatedRun:
-    """State of servers for prompts and servers for answers while they run. The server whose next step starts
-    first takes it, so that all requests that arrive before are known.
-    """
-
-    def __init__(
-        self, requests: Requests, prefill: ServerPool, decode: ServerPool, send_ns: FloatArray
-    ) -> None:
-        count, state = len(requests), _RequestState(requests)
-        prompts = replace(requests, output=np.ones(count, np.int64), concurrency=0)
-        answers = replace(requests, concurrency=0)
-        # the request's time outside of steps counts once, and a server for answers only repeats prompts
-        steps = decode.steps.corrected(replace(decode.steps.correction, request_ns=0.0))
-        decode = decode._replace(steps=steps, policy=replace(decode.policy, chunked=True))
-        self.requests, self.state, self.send_ns = requests, state, send_ns
-        self.arrival, received_ns = np.full(count, inf), np.full(count, inf)
-        self.prefill = [_ServerRun(prompts, prefill, state, self.arrival) for _ in range(prefill.replicas)]
-        self.decode = [_ServerRun(answers, decode, state, received_ns) for _ in range(decode.replicas)]
-        self.sent_ns = [0.0] * prefill.replicas
-        """Time at which each server for prompts has sent its latest cache."""
-        self.coming = self.received = 0
-        """The next request to arrive, and the number of caches that have arrived."""
-        first = min(requests.concurrency, count) or min(count, 1)
-        times_ns = [0.0] * first if requests.concurrency else requests.arrival_ns[:first].tolist()
-        self.events = [(time_ns, order, _NEW) for order, time_ns in enumerate(times_ns)]
-        """Heap of arrivals: the time, a number that orders equal times, and the request whose cache arrives
-        at a server for answers.
-        """
-        self.num_events = first
-
-    def run(self, progress: Progress | None = None) -> ServingRun:
-        """Simulate all steps of all servers."""
-        requests, servers, first = self.requests, [*self.prefill, *self.decode], len(self.prefill)
-        shown = finished = 0
-        clocks = [server.clock for server in servers]
-        while True:
-            event_ns = self.events[0][0] if self.events else inf
-            index = min(range(len(servers)), key=clocks.__getitem__)
-            if event_ns < inf and event_ns <= clocks[index]:
-                index = self._arrive(heappop(self.events))
-                clocks[index] = servers[index].clock
-                continue
-            if clocks[index] == inf:
-                break
-            server = servers[index]
-            before, bounds = len(server.done), [event_ns, *clocks[:first]]
-            if index >= first and requests.concurrency:  # answers that finish bring the next requests
-                bounds += [other.next_finish for other in self.decode if other is not server]
-            server.advance(min(bounds))
-            clocks[index] = server.clock
-            for request in server.done[before:]:
-                if index < first and requests.output[request] > 1:
-                    start_ns = max(server.now, self.sent_ns[index])
-                    self.sent_ns[index] = start_ns + float(self.send_ns[request])
-                    self._expect(self.sent_ns[index], request)
-                    continue
-                finished += 1
-                if requests.concurrency:
-                    self._expect(server.now, _NEW)
-            if progress and finished >= shown:
-                progress(finished, len(requests))
-                shown = finished + _SHOWN_EVERY
-        state = self.state
-        return ServingRun(
-            requests=requests,
-            arrival_ns=self.arrival,
-            scheduled_ns=state.scheduled,
-            first_token_ns=state.first,
-            last_token_ns=state.last,
-            preemptions=state.preemptions,
-            steps=StepLog.joined(server.log for server in self.decode),
-            prefill_steps=StepLog.joined(server.log for server in self.prefill),
-            bound_by=frozenset[str]().union(*(server.bound_by for server in servers)),
-            peak_pages=max(server.peak_pages for server in servers),
-        )
-
-    def _expect(self, time_ns: float, request: int) -> None:
-        """Add an arrival: of the cache of a request, or of a new request."""
-        self.num_events += 1
-        heappush(self.events, (time_ns, self.num_events, request))
-
-    def _arrive(self, event: tuple[float, int, int]) -> int:
-        """Give a request to the server with the fewest unfinished requests; equal servers take turns. Return
-        the number of the server.
-        """
-        time_ns, _, request = event
-        servers, turn, start = self.prefill, self.coming, 0
-        if request != _NEW:
-            servers, turn, start = self.decode, self.received, len(self.prefill)
-            self.received += 1
-        elif self.coming == len(self.requests):
-            return 0
-        else:
-            request = self.coming
-            self.coming += 1
-            if not self.requests.concurrency and self.coming < len(self.requests):
-                self._expect(float(self.requests.arrival_ns[self.coming]), _NEW)
-        order = ((turn + offset) % len(servers) for offset in range(len(servers)))
-        place = min(order, key=lambda number: servers[number].load)
-        servers[place].accept(request, time_ns)
-        return start + place
-
-
-_NEW = -1
-"""Event of the next request that arrives."""

@@ -31,6 +31,7 @@ from hespas.simulator.serving import POLICIES, Policy
 from hespas.studies.serving.launches import ServerLaunch, ServerStart, has_data_parallel_ranks, launch_of
 
 __all__ = [
+    "PrefillServers",
     "ServingRow",
     "deployment_of",
     "engine_of",
