@@ -117,11 +117,11 @@ def test_speculative_tokens_are_a_column(tmp_path: Path, predictor: ServingPredi
 
 
 def test_separate_servers_are_predicted(tmp_path: Path, predictor: ServingPredictor) -> None:
-    separate = {
+    separate: dict[str, object] = {
         "mode": "disagg", "tp_size": None, "batch_size": None, "prefill_num_workers": 2,
         "decode_num_workers": 1, "decode_batch_size": 6, "decode_tp_size": 2,
     }  # fmt: skip
-    more = {**separate, "prefill_num_workers": 4, "decode_num_workers": 2}
+    more: dict[str, object] = {**separate, "prefill_num_workers": 4, "decode_num_workers": 2}
     row, doubled, one = read_rows(_table(tmp_path, separate, more, {"batch_size": 6}))
     assert (row.ranks, row.servers, row.layout.tp, row.concurrency) == (4, 1, 2, 6)
     assert row.prefill is not None
@@ -134,7 +134,7 @@ def test_separate_servers_are_predicted(tmp_path: Path, predictor: ServingPredic
     # twice the servers with twice the clients have the same times; no step has prompts and answers
     assert second == first
     assert first.tpot_ms < whole.tpot_ms
-    wide = {"model_path": "deepseek-ai/DeepSeek-R1", "system": "gb200", "decode_tp_size": 16}
+    wide: dict[str, object] = {"model_path": "deepseek-ai/DeepSeek-R1", "system": "gb200", "decode_tp_size": 16}
     (large,) = read_rows(_table(tmp_path, separate | wide | {"prefill_tp_size": 4, "precision": "fp4"}))
     assert (large.reason, large.ranks) == ("", 24)
 
