@@ -134,7 +134,11 @@ def test_separate_servers_are_predicted(tmp_path: Path, predictor: ServingPredic
     # twice the servers with twice the clients have the same times; no step has prompts and answers
     assert second == first
     assert first.tpot_ms < whole.tpot_ms
-    wide: dict[str, object] = {"model_path": "deepseek-ai/DeepSeek-R1", "system": "gb200", "decode_tp_size": 16}
+    wide: dict[str, object] = {
+        "model_path": "deepseek-ai/DeepSeek-R1",
+        "system": "gb200",
+        "decode_tp_size": 16,
+    }
     (large,) = read_rows(_table(tmp_path, separate | wide | {"prefill_tp_size": 4, "precision": "fp4"}))
     assert (large.reason, large.ranks) == ("", 24)
 
