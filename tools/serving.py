@@ -23,7 +23,7 @@ from hespas.studies.serving import (
     read_rows,
     replay_runs,
 )
-from hespas.studies.serving.fit import PRIORS, PRIORS_FILE, engine_priors
+from hespas.studies.serving.fit import PRIORS, PRIORS_FILE, EnginePrior, engine_priors, shared_priors
 from tools.documents import ROOT, csv_text
 
 __all__ = ["main", "pages"]
@@ -48,6 +48,10 @@ Most runs come from InferenceMAX, a public benchmark. Its scripts state the laun
 simulation uses them: maximum tokens of a step, maximum sequences, cache memory, SGLang's
 scheduler-recv-interval, TensorRT-LLM's batch_wait_timeout_iters, speculative tokens and CUDA graphs. The
 rows `others` are aiconfigurator's own runs with unknown settings.
+
+Rows with `separate prefill and decode` servers (disaggregated serving) state the number and the layout of
+both kinds of servers. Their other settings are unknown: the simulation uses the defaults of the engine, no
+speculative tokens, and 400 Gb/s per device for KV caches. They are stacks of their own.
 """
 _LEFT_OUT = "one-per-deployment, new stack"
 _TARGETS = {"ttft": 0.16, "tpot": 0.07, "tokens_per_s": 0.06}
@@ -62,7 +66,8 @@ in the runs that they use:
 - `none` uses none.
 - `one-per-deployment` uses that one run. Its prior is the parameters of the stack that ship with the
   package (`engine_priors.toml`): fits to the rows of `calib`, which include other runs of the deployment.
-- `{left_out}` uses that one run alone, as for stacks that do not ship with the package.
+- `{left_out}` uses that one run as for a device that does not ship with the package.
+  Its prior is the median parameters of the engine on the other devices.
 - `stack-and-one` uses it together with all runs of its stack. The weight of the run depends on how well one
   run predicts other runs of the stack's deployments.
 - `stack` uses all runs of the stack and has no parameters of deployments.
@@ -84,6 +89,9 @@ Known causes of the remaining errors:
 - `others`: the TTFT of TensorRT-LLM 1.0.0rc3 with Llama-3.1-8B grows with the length of answers. Requests
   seem to wait for free slots, but the limit of slots is unknown. The TTFT of vLLM 0.12.0 with prompts of
   1,024 tokens is shorter than possible if all clients send at once.
+- `separate prefill and decode`: some servers for answers have as many slots as clients, or fewer, and their
+  limit is not in the table. Requests then wait for a slot half as long as they run, or not at all, and the
+  TTFT of equal layouts differs by factors of up to ten.
 - A single run predicts the TTFT of the other runs of its deployment badly: the difference is as large as
   the residual of the stack's fit (`stack` against `stack-and-one`). All runs of a deployment together
   predict it much better.
@@ -115,7 +123,7 @@ def pages(
     calibrations: list[ServingErrors], left_out: ServingErrors, replays: list[RunReplay]
 ) -> dict[str, str]:
     """Return the page and a CSV of all errors by file name. ``left_out`` are fits to one run per deployment
-    without priors.
+    whose priors are of other devices.
     """
     rows = calibrations[0].rows
     predicted = sum(each.status == "predicted" for each in rows)
@@ -171,14 +179,16 @@ def _percentiles(each: RunReplay, name: str) -> str:
 
 
 def _against_targets(calibrations: list[tuple[str, ServingErrors]]) -> list[str]:
-    """Return a row for all runs and a row for each source, for each calibration with its name."""
+    """Return a row for all runs and a row for each kind of servers and each source, for each calibration with
+    its name.
+    """
     naive = {each.metric: each for each in calibrations[0][1].summaries() if each.by == "all"}
     medians = [_percent(naive[name].baseline_median_ape) for name in _TARGETS]
     found = [f"| (naive) | all | {naive['ttft'].n} | {' | '.join(medians)} | - |"]
     for label, errors in calibrations:
         if label == "one-per-stack":
             continue
-        summaries = [each for each in errors.summaries() if each.by in {"all", "source"}]
+        summaries = [each for each in errors.summaries() if each.by in {"all", "servers", "source"}]
         for value in dict.fromkeys(each.value for each in summaries):
             of = {each.metric: each for each in summaries if each.value == value}
             medians = [_percent(of[name].median_ape) for name in _TARGETS]
@@ -228,8 +238,15 @@ def main() -> int:
         evaluate_runs(rows, calibrate=each, split=_SPLIT, predictor=predictor, cached_fits=known)
         for each in CALIBRATIONS
     ]
+    stacks = {name: prior for name, prior in engine_priors().items() if name in known}
+    of_others: dict[str, EnginePrior] = {}
+    for name in stacks:
+        engine = name.partition(" ")[2]
+        shared = shared_priors(prior for prior in stacks.values() if prior.name != name)
+        if engine in shared:
+            of_others[name] = shared[engine]
     left_out = evaluate_runs(
-        rows, calibrate="one-per-deployment", split=_SPLIT, predictor=predictor, priors={}
+        rows, calibrate="one-per-deployment", split=_SPLIT, predictor=predictor, priors=of_others
     )
     replays = replay_runs(read_recorded(recorded, requests))
     for name, text in pages(calibrations, left_out, replays).items():

@@ -335,7 +335,8 @@ def validate_serving(
 
     ``table`` has one row per run, with means over its requests (columns: ``model_path, system, backend,
     mode, isl, osl, tp_size, silicon_ttft_ms, silicon_tpot_ms`` and others of aiconfigurator's sample of
-    measurements; ``concurrency``, ``benchmark`` and ``measured``, a date, may be columns of their own).
+    measurements; ``concurrency``, ``benchmark`` and ``measured``, a date, may be columns of their own, and
+    ``num_speculative_tokens`` states the speculative tokens per step).
     ``split`` selects the rows to evaluate (empty: all). ``recorded`` are two tables, of runs and of their
     requests, which are replayed request by request: the first fifth of the requests calibrates, the
     others are compared.

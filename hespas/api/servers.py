@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Literal
+
+import numpy as np
 
 from hespas.api.arguments import ChosenEstimator, hardware_option
 from hespas.api.lowering import DEFAULT_ESTIMATOR
 from hespas.api.serving_plan_result import LatencyFigure, ServingObjective
 from hespas.generators.llm import Model, ServingStep, load_model, precision_of, serving_layout
-from hespas.generators.llm.serving_lattice import LatticeGrids, cached_tokens, lattice_kernels
+from hespas.generators.llm.serving_lattice import (
+    LatticeGrids,
+    cached_tokens,
+    lattice_kernels,
+    prompt_cache_bytes,
+)
 from hespas.graph import Diagnostics, find_dtype
+from hespas.graph.columns import FloatArray, IntArray
 from hespas.graph.deprecation import renamed_fields
 from hespas.graph.errors import UnsupportedError, UsageError, clipped
 from hespas.graph.hints import AtLeast, AtMost, NonNegativeInt, Option, PositiveInt, check_fields
@@ -63,6 +71,7 @@ _UNSEEN: Mapping[str, str] = {
 
 
 LAYOUT, SCHEDULER, _HOST = "Layout and number formats", "Scheduler and cache", "Host"
+_POOLS = "Separate prefill and decode servers"
 """Headings of ``--help``."""
 _NonNegative = Annotated[float, AtLeast(0)]
 
@@ -133,6 +142,27 @@ PromptOverhead = Annotated[
 ]
 RequestOverhead = Annotated[
     _NonNegative, _number("Set the fixed latency per request before queueing in milliseconds.", _HOST, "MS")
+]
+_PrefillServers = Annotated[
+    NonNegativeInt,
+    _number("Process prompts on N separate servers (0: none; requires decode servers).", _POOLS),
+]
+_DecodeServers = Annotated[
+    NonNegativeInt, _number("Generate answers on N servers of `dp` x `tp` devices.", _POOLS)
+]
+_PrefillDp = Annotated[
+    NonNegativeInt, _number("Set data-parallel replicas per prefill server (0: `dp`).", _POOLS)
+]
+_PrefillTp = Annotated[
+    NonNegativeInt, _number("Set tensor-parallel ranks per prefill server (0: `tp`).", _POOLS)
+]
+_PrefillEp = Annotated[
+    NonNegativeInt, _number("Set expert-parallel ranks per prefill server (0: `ep`).", _POOLS)
+]
+_KvTransfer = Annotated[
+    float,
+    AtLeast(0),
+    _number("Set the rate per device in GB/s at which KV caches are sent (0: no time).", _POOLS, "GB/S"),
 ]
 
 
@@ -252,6 +282,11 @@ class Server:
     memory of a device. ``kv_cache_tokens`` is the size of the KV cache per replica in tokens (0: all free
     memory). Overheads of the host are ``step_overhead_us`` per step, ``sequence_us`` per sequence and
     ``prompt_us`` per prompt in the step, and ``request_overhead_ms`` per request before its first step.
+
+    With ``prefill_servers`` and ``decode_servers``, prompts and answers have separate servers (disaggregated
+    serving). ``tp``, ``dp`` and ``ep`` are the layout of a decode server, and of a prefill server unless
+    ``prefill_tp``, ``prefill_dp`` or ``prefill_ep`` are set. Each device sends or receives KV caches at
+    ``kv_transfer_gb_per_s``; the default is a network adapter of 400 Gb/s.
     """
 
     model: ServedModel
@@ -272,6 +307,12 @@ class Server:
     sequence_us: SequenceOverhead = 0.0
     prompt_us: PromptOverhead = 0.0
     request_overhead_ms: RequestOverhead = 0.0
+    prefill_servers: _PrefillServers = 0
+    decode_servers: _DecodeServers = 0
+    prefill_dp: _PrefillDp = 0
+    prefill_tp: _PrefillTp = 0
+    prefill_ep: _PrefillEp = 0
+    kv_transfer_gb_per_s: _KvTransfer = 50.0
     estimator: ChosenEstimator = DEFAULT_ESTIMATOR
 
     def __post_init__(self) -> None:
@@ -290,7 +331,49 @@ class Server:
                     f"invalid `{name}={getattr(self, name):g}`",
                     hint=f"use a value from 0 to {_MAX_OVERHEAD:g}",
                 )
+        if bool(self.prefill_servers) != bool(self.decode_servers):
+            missing = "prefill_servers" if self.decode_servers else "decode_servers"
+            raise UsageError(
+                f"`{missing}` is required for separate prefill and decode servers", hint=f"`{missing}=1`"
+            )
+        for name in ("prefill_dp", "prefill_tp", "prefill_ep"):
+            if getattr(self, name) and not self.prefill_servers:
+                raise UsageError(
+                    f"`{name}` requires separate prefill servers",
+                    hint="add `prefill_servers=1` and `decode_servers=1`",
+                )
         self.policy()
+
+    @property
+    def pools(self) -> tuple[Server, ...]:
+        """Return a server of each pool: of prefill and decode, or this server alone."""
+        if not self.prefill_servers:
+            return (self,)
+        decode = replace(self, prefill_servers=0, decode_servers=0, prefill_dp=0, prefill_tp=0, prefill_ep=0)
+        layout = {
+            name: getattr(self, f"prefill_{name}") or getattr(self, name) for name in ("dp", "tp", "ep")
+        }
+        return replace(decode, **layout), decode
+
+    @property
+    def num_replicas(self) -> tuple[int, ...]:
+        """Return the number of replicas of attention in each of :attr:`pools`."""
+        counts = (self.prefill_servers, self.decode_servers) if self.prefill_servers else (1,)
+        return tuple(count * pool.dp for count, pool in zip(counts, self.pools, strict=True))
+
+    @property
+    def num_devices(self) -> int:
+        """Return the number of devices of all pools."""
+        return sum(replicas * pool.tp for replicas, pool in zip(self.num_replicas, self.pools, strict=True))
+
+    def send_ns(self, prompts: IntArray) -> FloatArray:
+        """Return the times [ns] in which a prefill server sends the KV caches of ``prompts`` tokens to a
+        decode server, shape ``(prompts,)``. The rank with the most bytes determines the time.
+        """
+        if not self.kv_transfer_gb_per_s:
+            return np.zeros(len(prompts))
+        held = [prompt_cache_bytes(pool.step(), prompts) for pool in self.pools]
+        return np.asarray(np.maximum(held[0], held[-1]) / self.kv_transfer_gb_per_s, np.float64)
 
     def policy(self) -> Policy:
         """Return the scheduling policy of the server's engine, with the limits that the server sets. Raises

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from math import nan
@@ -32,14 +33,18 @@ from hespas.report import Column, Kind, Table, table_from_rows
 from hespas.report.charts import Axis, Chart, Plot, Series
 from hespas.simulator.serving import (
     Requests,
+    ServerPool,
     ServingRun,
+    StepLog,
     StepTimes,
+    serve_disaggregated,
     serve_replicas,
     weighted_percentile,
 )
 
 __all__ = [
     "Percentiles",
+    "PoolRow",
     "ReadyServer",
     "RequestRow",
     "Server",
@@ -75,10 +80,23 @@ class RequestRow(msgspec.Struct, frozen=True, kw_only=True):
     basis: str = ""
 
 
+class PoolRow(msgspec.Struct, frozen=True, kw_only=True):
+    """Servers for prompts or for answers: their layout, and the share of the time in which they work."""
+
+    pool: str
+    servers: Count
+    replicas: Count
+    ranks: Count
+    steps: Count
+    busy_share: Figure
+    cache_tokens: Figure
+
+
 class ServingDocument(Document, frozen=True, kw_only=True):
     """Document of ``hespas serve --json``. Rates are over the whole run, from the first arrival to the last
     token. cache_tokens is the size of the KV cache of a replica. put_back is the number of preemptions. basis
-    has the shares of the bases of estimates in the kernel time of all steps.
+    has the shares of the bases of estimates in the kernel time of all steps. pools has separate prefill and
+    decode servers; cache_tokens is then the cache of a decode replica.
     """
 
     schema: Literal["hespas.serving/1"] = "hespas.serving/1"
@@ -102,13 +120,15 @@ class ServingDocument(Document, frozen=True, kw_only=True):
     put_back: Count
     basis: list[BasisShare]
     times: list[Percentiles]
+    pools: list[PoolRow] | msgspec.UnsetType = msgspec.UNSET
     rows: list[RequestRow] | msgspec.UnsetType = msgspec.UNSET
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class ServingResult(Result):
-    """Simulated serving: one run for each replica that had requests. ``kv_cache_tokens`` is the size of the
-    KV cache of a replica. ``per_request`` is True if the document has a row per request.
+    """Simulated serving: one run for each replica that had requests, or one run of separate prefill and
+    decode servers. ``kv_cache_tokens`` is the size of the KV cache of a replica. ``prefill`` are the separate
+    prefill servers. ``per_request`` is True if the document has a row per request.
     """
 
     page_title: ClassVar[str] = "Requests to an LLM server"
@@ -118,6 +138,7 @@ class ServingResult(Result):
     runs: tuple[ServingRun, ...]
     kv_cache_tokens: float
     step_times: StepTimes
+    prefill: ReadyServer | None = None
     per_request: bool = False
     inputs: tuple[str, ...] = ()
     diagnostics: Diagnostics = field(default_factory=Diagnostics)
@@ -154,7 +175,11 @@ class ServingResult(Result):
     @property
     def basis(self) -> Mapping[str, float]:
         """Return the share of each basis of estimates in the kernel time of all steps, the largest first."""
-        return self.step_times.basis_shares(run.steps for run in self.runs)
+        times_ns = Counter(self.step_times.basis_times_ns(run.steps for run in self.runs))
+        if self.prefill is not None:
+            times_ns.update(self.prefill.times.basis_times_ns(run.prefill_steps for run in self.runs))
+        total_ns = sum(times_ns.values())
+        return {basis: time_ns / total_ns for basis, time_ns in times_ns.most_common() if time_ns > 0}
 
     @property
     def basis_text(self) -> str:
@@ -166,7 +191,7 @@ class ServingResult(Result):
         tpot = self.tpot_ns[~np.isnan(self.tpot_ns)]
         mean_tpot = float(tpot.mean()) if len(tpot) else nan
         return (
-            f"{self.model} on {self.server.dp * self.server.tp} x {self.server.hardware} "
+            f"{self.model} on {self.server.num_devices} x {self.server.hardware} "
             f"({self.server.engine}): {self.output_tokens_per_s:,.0f} output tokens/s, "
             f"mean TTFT {np.mean(self.ttft_ns) / 1e6:,.1f} ms, mean TPOT {mean_tpot / 1e6:,.2f} ms"
         )
@@ -199,11 +224,30 @@ class ServingResult(Result):
 
     def document(self) -> ServingDocument:
         """Return the content of the command's ``--json`` as a typed value."""
-        steps = [run.steps.columns() for run in self.runs]
+        logs = [StepLog.joined(run.steps for run in self.runs)]
+        ready = [(self.server.pools[-1], self.kv_cache_tokens)]
+        if self.prefill is not None:
+            logs.insert(0, StepLog.joined(run.prefill_steps for run in self.runs))
+            ready.insert(0, (self.prefill.server, self.prefill.kv_cache_tokens))
+        steps, replicas = [log.columns() for log in logs], self.server.num_replicas
         time, batch, prompts = (np.concatenate([columns[index] for columns in steps]) for index in range(3))
         requests = [run.requests for run in self.runs]
         count, span = sum(map(len, requests)), self.makespan_ns
-        ranks = self.server.dp * self.server.tp
+        ranks = self.server.num_devices
+        pools = [
+            PoolRow(
+                pool=name,
+                servers=count_of // pool.dp,
+                replicas=count_of,
+                ranks=count_of * pool.tp,
+                steps=len(columns[0]),
+                busy_share=float(columns[0].sum() / span / count_of) if span > 0 else nan,
+                cache_tokens=cache_tokens,
+            )
+            for name, count_of, (pool, cache_tokens), columns in zip(
+                ("prefill", "decode")[-len(logs) :], replicas, ready, steps, strict=True
+            )
+        ]
         decodes = batch > 0
         rows: list[RequestRow] | msgspec.UnsetType = msgspec.UNSET
         if self.per_request:
@@ -216,7 +260,7 @@ class ServingResult(Result):
             hardware=self.server.hardware,
             stack=self.server.engine,
             ranks=ranks,
-            replicas=self.server.dp,
+            replicas=sum(replicas),
             requests=count,
             prompt_tokens=sum(int(part.prompt.sum()) for part in requests),
             output_tokens=sum(int(part.output.sum()) for part in requests),
@@ -227,11 +271,12 @@ class ServingResult(Result):
             steps=len(time),
             steps_with_prompts=int((prompts > 0).sum()),
             mean_batch=float(np.average(batch[decodes], weights=time[decodes])) if decodes.any() else nan,
-            busy_share=float(time.sum() / span / self.server.dp) if span > 0 else nan,
+            busy_share=float(time.sum() / span / sum(replicas)) if span > 0 else nan,
             cache_tokens=self.kv_cache_tokens,
             put_back=sum(int(run.preemptions.sum()) for run in self.runs),
             basis=basis_of(self.basis),
             times=self.times(),
+            pools=msgspec.UNSET if self.prefill is None else pools,
             rows=rows,
         )
 
@@ -314,6 +359,7 @@ class ServingResult(Result):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadyServer:
     """Server with the estimated times of its steps, and the size of the KV cache of a replica in tokens.
+    ``prefill`` are its separate prefill servers; the other fields are then of the decode servers.
 
     Servers that differ only in limits of the scheduler and the cache share their step times.
     """
@@ -322,29 +368,47 @@ class ReadyServer:
     step: ServingStep
     times: StepTimes
     kv_cache_tokens: float
+    prefill: ReadyServer | None = None
 
     @classmethod
     def of(cls, server: Server, context: int, diagnostics: Diagnostics) -> ReadyServer:
         """Estimate the steps of a server for sequences of at most ``context`` tokens. Raises the errors of
         :func:`serve`.
         """
-        step = server.step()
-        kv_cache_tokens = server.cache_size(step)
-        times = server.times(step, context, diagnostics)
-        return cls(server=server, step=step, times=times, kv_cache_tokens=kv_cache_tokens)
+        *separate, own = server.pools
+        step = own.step()
+        return cls(
+            server=server,
+            step=step,
+            kv_cache_tokens=own.cache_size(step),
+            times=own.times(step, context, diagnostics),
+            prefill=cls.of(separate[0], context, diagnostics) if separate else None,
+        )
 
     def run(self, requests: Requests, progress: Progress | None = None) -> ServingResult:
         """Simulate the server. Raises ``UnsupportedError`` for a request that does not fit."""
-        runs = serve_replicas(
-            requests, self.times, self.server.policy(), self.server.dp,
-            cache_tokens=self.kv_cache_tokens, progress=progress,
-        )  # fmt: skip
+        policy, replicas, prefill = self.server.policy(), self.server.num_replicas, self.prefill
+        if prefill is None:
+            runs = serve_replicas(
+                requests, self.times, policy, *replicas,
+                cache_tokens=self.kv_cache_tokens, progress=progress,
+            )  # fmt: skip
+        else:
+            run = serve_disaggregated(
+                requests,
+                ServerPool(prefill.times, policy, replicas[0], prefill.kv_cache_tokens),
+                ServerPool(self.times, policy, replicas[1], self.kv_cache_tokens),
+                self.server.send_ns(requests.prompt),
+                progress=progress,
+            )
+            runs = (run,)
         return ServingResult(
             server=self.server,
             model=self.step.model.name,
             runs=runs,
             kv_cache_tokens=self.kv_cache_tokens,
             step_times=self.times,
+            prefill=prefill,
         )
 
 
@@ -378,6 +442,7 @@ def serve(
     ``closed:concurrency=16``), or a value. ``per_request`` adds a row per request to the document.
     ``progress`` is called with the numbers of finished and of all requests. Requests are distributed over
     the replicas of attention (``dp``) in turn; replicas beyond the number of concurrent requests stay idle.
+    With separate prefill and decode servers, a request goes to the replica with the fewest requests.
 
     Raises ``UsageError`` for contradicting settings, ``UnsupportedError`` if the model does not fit into
     memory or has no estimate, ``FormatError`` for a log that cannot be read.

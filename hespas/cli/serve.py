@@ -32,6 +32,9 @@ _Out = Annotated[
 ]
 _AXES = ("hardware", "devices", "dp", "tp", "ep", "max_batched_tokens", "max_num_seqs")
 _OF_SEARCH = ("devices", "percentile", "objective", "prices", "top")
+_POOLS = (
+    "prefill_servers", "decode_servers", "prefill_dp", "prefill_tp", "prefill_ep", "kv_transfer_gb_per_s",
+)  # fmt: skip
 _MOST_POINTS = 12
 """Points of the frontier that are printed."""
 
@@ -83,6 +86,11 @@ def serve(call: Call, *, out: _Out = None) -> None:
         f"per step on average; KV cache of {count_text(document.cache_tokens)} tokens, "
         f"{counted(document.put_back, 'preemption')}"
     )
+    for pool in document.pools or ():
+        emit(
+            f"{pool.pool}: {counted(pool.servers, 'server')}, {counted(pool.ranks, 'device')}, "
+            f"{pool.busy_share:.0%} busy, {counted(pool.steps, 'step')}"
+        )
     header = (
         Column("ms"),
         *columns("number", "mean", "p50", "p90", "p99", "max", write="{:,.2f}".format, unknown="nan"),
@@ -95,6 +103,12 @@ def serve(call: Call, *, out: _Out = None) -> None:
 
 def _search(call: Call, out: Path | None) -> None:
     """Find the configuration with the highest load within latency limits, and print it with the next ones."""
+    for name in _POOLS:
+        if call.is_written(name):
+            raise UsageError(
+                f"`{name}` and `sla` exclude each other",
+                hint="the search has no separate prefill and decode servers; leave one option out",
+            )
     if call["per_request"]:
         raise UsageError("`per_request` and `sla` exclude each other", hint="leave one of them out")
     done = call.run(plan_serving)

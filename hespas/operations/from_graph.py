@@ -342,10 +342,10 @@ def _set_attention(graph: OpGraph, kind: SmallIntArray, dims: dict[str, FloatArr
     for node, op_id, types in zip(nodes.tolist(), graph.op_id[nodes].tolist(), operands, strict=True):
         alike.setdefault((op_id, *types[:2]), []).append(node)
     for (_, *types), rows in alike.items():
-        sizes = _attention_sizes(graph, flops, rows[0], types)
-        if sizes is None:
-            if graph.op_name(rows[0]).startswith(_LATENT_ATTENTION):
-                kind[rows] = _CODE["attention.generation"]
+        if graph.op_name(rows[0]).startswith(_LATENT_ATTENTION):
+            kind[rows] = _CODE["attention.generation"]
+            continue
+        if (sizes := _attention_sizes(graph, flops, rows[0], types)) is None:
             continue
         kind[rows] = _CODE["attention.generation" if sizes[1] == 1 else "attention.context"]
         for name, size in zip(names[:-1], sizes, strict=True):

@@ -94,6 +94,42 @@ def test_no_more_requests_are_under_way_than_stated(concurrency: int) -> None:
     assert done.document().busy_share <= min(concurrency, 8) / 8 + 1e-9
 
 
+def test_separate_prefill_and_decode_servers() -> None:
+    separate = replace(_LLAMA, prefill_servers=1, decode_servers=2, tp=2, prefill_tp=1)
+    requests = "poisson:rate=10,prompt=512,output=64,requests=60,seed=3"
+    done = hespas.serve(separate, requests)
+    document = done.document()
+    assert isinstance(document.pools, list)
+    assert [(pool.pool, pool.servers, pool.ranks) for pool in document.pools] == [
+        ("prefill", 1, 1), ("decode", 2, 4),
+    ]  # fmt: skip
+    assert (document.ranks, document.replicas, document.requests) == (5, 3, 60)
+    assert document.output_tokens_per_s_per_rank == pytest.approx(document.output_tokens_per_s / 5)
+    assert sum(pool.steps for pool in document.pools) == document.steps
+    assert sum(share.share for share in document.basis) == pytest.approx(1)
+    # decoding on two devices, without prompts in its steps
+    assert np.nanmax(done.tpot_ns) < np.nanmean(hespas.serve(_LLAMA, requests).tpot_ns)
+    # a slower link delays first tokens by the time to send 512 tokens of 64 KiB from each device
+    slow = replace(separate, kv_transfer_gb_per_s=0.5, prefill_tp=2)
+    prompts = np.array([512, 300])
+    assert slow.send_ns(prompts) == pytest.approx(prompts * 65536 / 0.5)
+    assert separate.send_ns(prompts) == pytest.approx(prompts * 131072 / 50)
+    assert hespas.serve(slow, requests).ttft_ns.mean() > done.ttft_ns.mean()
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        ({"prefill_servers": 1}, "`decode_servers` is required"),
+        ({"decode_servers": 1}, "`prefill_servers` is required"),
+        ({"prefill_tp": 2}, "`prefill_tp` requires separate prefill servers"),
+    ],
+)
+def test_both_kinds_of_separate_servers_are_required(changes: dict[str, int], match: str) -> None:
+    with pytest.raises(UsageError, match=match):
+        Server(model="Llama-3-8B", hardware="H100-SXM", **changes)  # type: ignore[arg-type] # counts only
+
+
 def test_experts_in_another_format() -> None:
     wide, narrow = (
         Server(model="GPT-OSS-20B", hardware="B200-SXM", expert_dtype=experts) for experts in ("", "mxfp4")

@@ -32,7 +32,7 @@ from hespas.graph.builder import GraphBuilder
 from hespas.graph.columns import FloatArray, IntArray
 from hespas.graph.errors import UnsupportedError
 
-__all__ = ["LatticeGrids", "ServingLatticeKernels", "cached_tokens", "lattice_kernels"]
+__all__ = ["LatticeGrids", "ServingLatticeKernels", "cached_tokens", "lattice_kernels", "prompt_cache_bytes"]
 
 _LatticePart = Literal["tokens", "rows", "decode", "prompts"]
 _PARTS: tuple[_LatticePart, ...] = ("tokens", "rows", "decode", "prompts")
@@ -270,3 +270,19 @@ def cached_tokens(step: ServingStep, memory_bytes: float, *, tokens: int, sequen
     fixed = short - token_bytes * _CONTEXTS[0] - saved
     logits = 4.0 * sequences * -(-step.model.vocab // step.layout.tp)
     return (memory_bytes - fixed - logits) / token_bytes
+
+
+def prompt_cache_bytes(step: ServingStep, prompts: IntArray) -> FloatArray:
+    """Return the bytes that a rank has in its KV cache for each prompt of ``prompts`` tokens, shape
+    ``(prompts,)``. Lengths between powers of two are interpolated. Raises ``UsageError`` for a layout that
+    does not fit the model.
+    """
+    longest = int(prompts.max(initial=1))
+    lengths = [1 << power for power in range((longest - 1).bit_length() + 1)]
+    layout = replace(step.layout, zero=0)
+    loads = [
+        ServingLoad(batch=1, context=length, kv_format=step.cache, page_tokens=1, precision=step.precision)
+        for length in lengths
+    ]
+    held = [float(serving_memory(step.model, layout, load)[0].parts["keys and values"]) for load in loads]
+    return np.interp(prompts, lengths, held)

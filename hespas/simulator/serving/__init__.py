@@ -7,7 +7,16 @@ from typing import TYPE_CHECKING
 from hespas.graph.plugins import lazy_names
 
 if TYPE_CHECKING:
-    from hespas.simulator.serving.engine import POLICIES, Order, Policy, policy_of, serve, serve_replicas
+    from hespas.simulator.serving.disaggregated import serve_disaggregated
+    from hespas.simulator.serving.engine import (
+        POLICIES,
+        Order,
+        Policy,
+        ServerPool,
+        policy_of,
+        serve,
+        serve_replicas,
+    )
     from hespas.simulator.serving.requests import (
         Requests,
         ServingRun,
@@ -37,6 +46,7 @@ __all__ = [
     "Order",
     "Policy",
     "Requests",
+    "ServerPool",
     "ServingRun",
     "StepGrids",
     "StepLog",
@@ -47,6 +57,7 @@ __all__ = [
     "models_of",
     "policy_of",
     "serve",
+    "serve_disaggregated",
     "serve_replicas",
     "step_times",
     "weighted_percentile",
@@ -54,10 +65,12 @@ __all__ = [
 
 __getattr__ = lazy_names(
     __name__,
+    disaggregated=("serve_disaggregated",),
     engine=(
         "POLICIES",
         "Order",
         "Policy",
+        "ServerPool",
         "policy_of",
         "serve",
         "serve_replicas",

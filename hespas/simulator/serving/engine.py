@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import ceil, inf
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -28,8 +28,12 @@ from hespas.simulator.serving.steps import StepTimes
 
 __all__ = [
     "POLICIES",
+    "SHOWN_EVERY",
     "Order",
     "Policy",
+    "RequestState",
+    "ServerPool",
+    "ServerRun",
     "policy_of",
     "serve",
     "serve_replicas",
@@ -60,7 +64,9 @@ class Policy:
     processed whole. ``page_tokens``: tokens per cache page. ``order``: see :data:`Order`. ``reserves``: a
     request starts only if the cache has pages for its whole length, so no request is preempted. Otherwise, a
     request that needs a page when none is free preempts the youngest request, whose tokens are then
-    recomputed. ``watermark``: share of the pages that must stay free when a request starts.
+    recomputed. ``prefix_caching``: the pages of a preempted request stay valid until others need them, the
+    last ones first, so that only the others' tokens are recomputed (vLLM: enable-prefix-caching).
+    ``watermark``: share of the pages that must stay free when a request starts.
 
     ``recv_interval``: the scheduler receives requests every ``recv_interval`` decoding steps, and after steps
     that only process prompts (SGLang: scheduler-recv-interval). ``async_scheduling``: the scheduler forms the
@@ -75,6 +81,7 @@ class Policy:
     page_tokens: int = 16
     order: Order = "mixed"
     reserves: bool = False
+    prefix_caching: bool = False
     watermark: float = 0.0
     recv_interval: int = 1
     async_scheduling: bool = False
@@ -94,7 +101,7 @@ class Policy:
 
 
 POLICIES: Mapping[str, Policy] = {
-    "vllm": Policy(name="vllm", tokens=8192, sequences=1024),
+    "vllm": Policy(name="vllm", tokens=8192, sequences=1024, prefix_caching=True),
     "sglang": Policy(name="sglang", tokens=16384, sequences=1024, order="prefill-first", page_tokens=1),
     "trtllm": Policy(name="trtllm", tokens=8192, sequences=2048, page_tokens=32, reserves=True),
 }
@@ -121,10 +128,19 @@ def policy_of(name: str, **changes: int | float | bool | str | None) -> Policy:
     return replace(policy, **stated_changes)  # type: ignore[arg-type] # names and types are those of the fields
 
 
+class ServerPool(NamedTuple):
+    """Equal servers: ``replicas`` of attention, each with a KV cache of ``cache_tokens`` tokens."""
+
+    steps: StepTimes
+    policy: Policy
+    replicas: int = 1
+    cache_tokens: float = inf
+
+
 _AT_ONCE = 1 << 16
 """Maximum number of steps that are computed together."""
 
-_SHOWN_EVERY = 100
+SHOWN_EVERY = 100
 """Finished requests between two progress reports."""
 
 
@@ -174,20 +190,7 @@ def serve(
     sequences). Raises ``UnsupportedError`` if a single request does not fit into the cache, or into a step of
     a policy without chunked prompts.
     """
-    pages = inf if cache_tokens == inf else float(int(cache_tokens) // policy.page_tokens)
-    longest = int((requests.prompt + requests.output).max()) if len(requests) else 0
-    if -(-longest // policy.page_tokens) > pages:
-        raise UnsupportedError(
-            f"a request of {longest:,} tokens does not fit into a cache of {cache_tokens:,.0f} tokens",
-            hint="use more ranks, a smaller `kv_cache_dtype`, or shorter requests",
-        )
-    if not policy.chunked and len(requests) and int(requests.prompt.max()) > policy.tokens:
-        raise UnsupportedError(
-            f"a prompt of {int(requests.prompt.max()):,} tokens does not fit into a step of "
-            f"{policy.tokens:,} tokens",
-            hint="use a larger `max_batched_tokens`, or chunked prompts",
-        )
-    return _ServerRun(requests, steps, policy, pages).run(progress)
+    return ServerRun(requests, ServerPool(steps, policy, 1, cache_tokens)).run(progress)
 
 
 @dataclass
@@ -203,37 +206,80 @@ class _PrefillChunk:
     sampled: list[int] = field(default_factory=list[int])
 
 
-class _ServerRun:
-    """State of a simulated LLM server while it runs. Requests are numbered as in :class:`Requests`."""
+class RequestState:
+    """Columns of requests that are not in :class:`DecodingBatch`, shape ``(requests,)``. Servers that pass
+    requests on share them.
+    """
 
-    def __init__(self, requests: Requests, steps: StepTimes, policy: Policy, pages: float) -> None:
+    def __init__(self, requests: Requests) -> None:
         count = len(requests)
-        self.requests, self.steps, self.policy, self.pages = requests, steps, policy, pages
-        self.now = 0.0
-        self.arrival: FloatArray = requests.arrival_ns.astype(np.float64)
-        if requests.concurrency:
-            self.arrival = np.full(count, inf)
-            self.arrival[: requests.concurrency] = 0.0
-        self.coming = 0
-        """The next request to arrive."""
-        self.waiting: deque[int] = deque()
-        self.prompting: list[int] = []
-        """Requests with unfinished prompts, the oldest first."""
-        self.decoding = DecodingBatch(policy.page_tokens, steps.gain)
         self.held = np.zeros(count)
         """Tokens of each request in the cache, unless it decodes."""
         self.target = requests.prompt.astype(np.int64).copy()
         """Tokens in the cache before decoding: the prompt, and tokens of preempted requests."""
         self.made = np.zeros(count)
         """Generated tokens of each request, unless it decodes."""
-        self.output = requests.output.astype(np.int64)
         self.scheduled, self.first, self.last = (np.full(count, np.nan) for _ in range(3))
         self.latest = np.full(count, np.nan)
         """Time of the latest token of each request, unless it decodes."""
         self.preemptions = np.zeros(count, np.int64)
-        self.used = 0.0
-        """Pages in use, including those that the policy has reserved."""
-        self.finished = 0
+
+
+class ServerRun:
+    """State of a simulated LLM server while it runs. Requests are numbered as in :class:`Requests`.
+
+    Without ``state``, all requests arrive at this server. With it, requests arrive by :meth:`accept`. A
+    request whose prompt another server has processed starts to decode at once.
+    """
+
+    def __init__(
+        self,
+        requests: Requests,
+        pool: ServerPool,
+        state: RequestState | None = None,
+        arrival_ns: FloatArray | None = None,
+    ) -> None:
+        steps, policy, _, cache_tokens = pool
+        pages = inf if cache_tokens == inf else float(int(cache_tokens) // policy.page_tokens)
+        longest = int((requests.prompt + requests.output).max()) if len(requests) else 0
+        if -(-longest // policy.page_tokens) > pages:
+            raise UnsupportedError(
+                f"a request of {longest:,} tokens does not fit into a cache of {cache_tokens:,.0f} tokens",
+                hint="use more ranks, a smaller `kv_cache_dtype`, or shorter requests",
+            )
+        if not policy.chunked and len(requests) and int(requests.prompt.max()) > policy.tokens:
+            raise UnsupportedError(
+                f"a prompt of {int(requests.prompt.max()):,} tokens does not fit into a step of "
+                f"{policy.tokens:,} tokens",
+                hint="use a larger `max_batched_tokens`, or chunked prompts",
+            )
+        self.requests, self.steps, self.policy, self.pages = requests, steps, policy, pages
+        self.now = 0.0
+        own = RequestState(requests) if state is None else state
+        self.held, self.target, self.made, self.latest = own.held, own.target, own.made, own.latest
+        self.scheduled, self.first, self.last = own.scheduled, own.first, own.last
+        self.preemptions = own.preemptions
+        self.arrival: FloatArray = np.full(len(requests), inf) if arrival_ns is None else arrival_ns
+        """Time at which each request arrives at the server."""
+        self.upcoming: deque[int] = deque()
+        """Requests that will arrive, in order of arrival."""
+        if state is None:
+            first = requests.concurrency or len(requests)
+            self.arrival[:first] = 0.0 if requests.concurrency else requests.arrival_ns
+            self.upcoming.extend(range(min(first, len(requests))))
+        self.waiting: deque[int] = deque()
+        self.prompting: list[int] = []
+        """Requests with unfinished prompts, the oldest first."""
+        self.decoding = DecodingBatch(policy.page_tokens, steps.gain)
+        self.output = requests.output.astype(np.int64)
+        self.used = self.taken = 0.0
+        """Pages in use, including those that the policy has reserved, and all pages that were ever taken."""
+        self.left_behind: dict[int, tuple[int, float]] = {}
+        """Preempted requests: their full pages, and the number of pages taken at which the first is lost."""
+        self.done: list[int] = []
+        """Finished requests, the first to finish first."""
+        self.quiet_until = 0.0
+        """Time before which no request finishes, unless one starts."""
         self.scheduled_at = 0.0
         """Time at which the scheduler formed the next step."""
         self.due = 0
@@ -247,31 +293,43 @@ class _ServerRun:
         self.log = StepLog()
         self.overhead_ns, self.gain = steps.correction.request_ns, steps.gain
 
+    @property
+    def load(self) -> int:
+        """Return the number of unfinished requests."""
+        return len(self.upcoming) + len(self.waiting) + len(self.prompting) + len(self.decoding)
+
+    @property
+    def clock(self) -> float:
+        """Return the time at which the next step starts; infinite without requests."""
+        if self.waiting or self.prompting or len(self.decoding):
+            return self.now
+        if not self.upcoming:
+            return inf
+        return max(self.now, float(self.arrival[self.upcoming[0]]) + self.overhead_ns)
+
+    @property
+    def next_finish(self) -> float:
+        """Return a time before which no request finishes."""
+        is_full = len(self.decoding) >= self.policy.sequences
+        starts = self.upcoming or (self.waiting and not is_full)
+        return self.clock if starts else max(self.clock, self.quiet_until)
+
+    def accept(self, request: int, arrival_ns: float) -> None:
+        """Add a request that arrives at ``arrival_ns``, to be seen when the scheduler receives requests."""
+        self.arrival[request] = arrival_ns
+        position = len(self.upcoming)
+        while position and self.arrival[self.upcoming[position - 1]] > arrival_ns:
+            position -= 1
+        self.upcoming.insert(position, request)
+
     def run(self, progress: Progress | None = None) -> ServingRun:
         """Simulate all steps until all requests are done."""
         shown = 0
-        while self.coming < len(self.requests) or self.waiting or self.prompting or len(self.decoding):
-            if progress and self.finished >= shown:
-                progress(self.finished, len(self.requests))
-                shown = self.finished + _SHOWN_EVERY
-            if not self.due or not len(self.decoding):  # the scheduler receives requests in this step
-                self.due = self.policy.recv_interval
-                is_early = self.policy.async_scheduling and len(self.decoding)
-                seen = self.scheduled_at if is_early else self.now
-                while (
-                    self.coming < len(self.arrival) and self.arrival[self.coming] + self.overhead_ns <= seen
-                ):
-                    self.waiting.append(self.coming)
-                    self.coming += 1
-            if not (self.waiting or self.prompting or len(self.decoding)):
-                self.now = max(self.now, float(self.arrival[self.coming]) + self.overhead_ns)
-                continue
-            if (self.waiting or self.prompting) and not self._holds():
-                chunk = self._prompts()
-                if chunk.prompts:
-                    self._step(chunk)
-                    continue
-            self._decode()
+        while self.clock < inf:
+            if progress and len(self.done) >= shown:
+                progress(len(self.done), len(self.requests))
+                shown = len(self.done) + SHOWN_EVERY
+            self.advance()
         return ServingRun(
             requests=self.requests,
             arrival_ns=self.arrival,
@@ -283,6 +341,23 @@ class _ServerRun:
             bound_by=frozenset(self.bound_by),
             peak_pages=self.peak_pages,
         )
+
+    def advance(self, horizon_ns: float = inf) -> None:
+        """Simulate one step with prompts, or the steps until a request arrives or finishes, or the cache is
+        full. Requests that arrive up to ``horizon_ns`` are known; steps that start later are left out.
+        """
+        self.now = max(self.now, self.clock)
+        if not self.due or not len(self.decoding):  # the scheduler receives requests in this step
+            self.due = self.policy.recv_interval
+            seen = self.scheduled_at if self.policy.async_scheduling and len(self.decoding) else self.now
+            while self.upcoming and self.arrival[self.upcoming[0]] + self.overhead_ns <= seen:
+                self.waiting.append(self.upcoming.popleft())
+        if (self.waiting or self.prompting) and not self._holds():
+            chunk = self._prompts()
+            if chunk.prompts:
+                self._step(chunk)
+                return
+        self._decode(horizon_ns)
 
     def _holds(self) -> bool:
         """Return True if the scheduler delays waiting requests, so that more of them start in one step
@@ -321,6 +396,9 @@ class _ServerRun:
     def _preempt(self) -> None:
         """Preempt the request that started last. Its tokens will be recomputed."""
         youngest = self.prompting.pop() if self.prompting else self._left(self.decoding.leave_last())
+        if self.policy.prefix_caching:
+            full = int(self.held[youngest]) // self.policy.page_tokens
+            self.left_behind[youngest] = full, self.taken + self.pages - self.used
         self._free(youngest)
         self.preemptions[youngest] += 1
         self.target[youngest] = self.requests.prompt[youngest] + self.made[youngest]
@@ -351,8 +429,16 @@ class _ServerRun:
             left = self._extend(chunk, request, left)
         while self.waiting and left > 0 and self._starts(self.waiting[0], left):
             request = self.waiting.popleft()
+            if self.held[request] == self.target[request]:  # another server has processed the prompt
+                left -= self._resume(request)
+                continue
             if np.isnan(self.scheduled[request]):
                 self.scheduled[request] = self.now
+            if request in self.left_behind:
+                full, lost_from = self.left_behind.pop(request)
+                valid = max(full - max(self.taken - lost_from, 0.0), 0.0)
+                valid = min(valid, (int(self.target[request]) - 1) // policy.page_tokens)
+                self.held[request], self.used = valid * policy.page_tokens, self.used + valid
             if policy.reserves:
                 self.used += self._pages(int(self.requests.prompt[request] + self.output[request]))
             self.prompting.append(request)
@@ -363,6 +449,17 @@ class _ServerRun:
             self._preempt()
             return self._prompts()
         return chunk
+
+    def _resume(self, request: int) -> int:
+        """Start to decode a request whose cache another server has sent. Return the tokens that it takes in
+        the step.
+        """
+        held, output = float(self.held[request]), float(self.output[request])
+        pages = self._pages(int(held + output if self.policy.reserves else held))
+        self.used, self.taken = self.used + pages, self.taken + pages
+        self.first[request] = self.latest[request] = self.quiet_until = self.now
+        self.decoding.join(DecodingSequence(request, held, float(self.made[request]), output, self.now))
+        return self.steps.queries
 
     def _starts(self, request: int, left: int) -> bool:
         """Return True if a waiting request can start in a step that has ``left`` tokens left."""
@@ -394,6 +491,7 @@ class _ServerRun:
             if not self._has_room(more):
                 return left
             self.used += more
+            self.taken += more
         self.held[request] = held + count
         chunk.prompts += 1
         chunk.new_tokens += count
@@ -412,7 +510,7 @@ class _ServerRun:
         )  # fmt: skip
         self.scheduled_at = self.now
         self.now += time
-        self.held_back = 0
+        self.quiet_until, self.held_back = self.now, 0
         self.due = (self.due - 1) % self.policy.recv_interval if batch else 0
         self.log.add(
             time, batch, chunk.new_tokens, context=context, prompts=chunk.prompts,
@@ -436,8 +534,10 @@ class _ServerRun:
                 held = float(self.held[request])
                 self.decoding.join(DecodingSequence(request, held, made, output, self.now))
 
-    def _decode(self) -> None:
-        """Run steps that only decode, until a request finishes, arrives, or lacks a cache page."""
+    def _decode(self, horizon_ns: float) -> None:
+        """Run steps that only decode, until a request finishes, arrives, or lacks a cache page. Steps that
+        would start after ``horizon_ns`` are left out.
+        """
         self._make_room()
         batch, gain = len(self.decoding), self.gain
         count = ceil(self.decoding.least_left / gain)
@@ -445,16 +545,19 @@ class _ServerRun:
         context = float(np.add.reduce(self.decoding.held)) / batch
         times = self.steps.decode_ns(batch, context + gain * np.arange(count, dtype=np.float64))
         ends = self.now + times.cumsum()
-        if self.coming < len(self.arrival) and batch < self.policy.sequences:
-            arrives = float(self.arrival[self.coming]) + self.overhead_ns
+        self.quiet_until = float(ends[-1])
+        arrives = float(self.arrival[self.upcoming[0]]) + self.overhead_ns if self.upcoming else inf
+        if batch < self.policy.sequences:
             after = int(ends.searchsorted(arrives)) + 1
             if self.policy.async_scheduling and arrives > self.now:
                 after += 1
             recv_interval = self.policy.recv_interval
             first = self.due or recv_interval
             count = min(count, first + -(-max(after - first, 0) // recv_interval) * recv_interval)
-        elif self.coming < len(self.arrival) and self.arrival[self.coming] + self.overhead_ns <= ends[-1]:
+        elif arrives <= ends[-1]:
             self.bound_by.add("max_num_seqs")
+        if horizon_ns < ends[count - 1]:
+            count = min(count, int(ends.searchsorted(horizon_ns)) + 1)
         if self.waiting and self.held_back < self.policy.batch_wait_iters:
             count = min(count, self.policy.batch_wait_iters - self.held_back)
             self.held_back += count
@@ -499,6 +602,7 @@ class _ServerRun:
         grown, done = self.decoding.generate(count * self.gain)
         if not self.policy.reserves:
             self.used += grown
+            self.taken += grown
         for sequence in done:
             self._done(self._left(sequence))
 
@@ -506,7 +610,7 @@ class _ServerRun:
         self.last[request] = self.now
         self._free(request)
         if self.requests.concurrency:
-            following = self.requests.concurrency + self.finished
+            following = self.requests.concurrency + len(self.done)
             if following < len(self.arrival):
-                self.arrival[following] = self.now
-        self.finished += 1
+                self.accept(following, self.now)
+        self.done.append(request)

@@ -5,6 +5,7 @@ times in a run.
 from __future__ import annotations
 
 from array import array
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -157,6 +158,17 @@ class StepLog:
         self._gap_ns.frombytes(gap_ns.tobytes())
         self._gap_runs.extend((len(gap_ns), tokens))
 
+    @classmethod
+    def joined(cls, logs: Iterable[StepLog]) -> StepLog:
+        """Return the log of all steps of several servers, server by server."""
+        joined = cls()
+        for log in logs:
+            joined._time_ns.extend(log._time_ns)
+            joined._runs.extend(log._runs)
+            joined._gap_ns.extend(log._gap_ns)
+            joined._gap_runs.extend(log._gap_runs)
+        return joined
+
     def gaps(self) -> tuple[FloatArray, IntArray]:
         """Return all times between tokens [ns], and the number of tokens with each."""
         count, tokens = np.array(self._gap_runs, np.int64).reshape(-1, 2).T
@@ -183,7 +195,7 @@ class ServingRun:
     ``preemptions`` counts preemptions of requests because cache pages ran out. ``bound_by`` are the limits
     that delayed a request or split a prompt: ``max_num_seqs``, ``max_batched_tokens`` and ``kv_cache``. The
     run is the same with larger limits if they are not among them. ``peak_pages`` is an upper bound of the
-    cache pages in use.
+    cache pages in use. ``prefill_steps`` are the steps of separate servers for prompts.
     """
 
     requests: Requests
@@ -193,6 +205,7 @@ class ServingRun:
     last_token_ns: FloatArray
     preemptions: IntArray
     steps: StepLog
+    prefill_steps: StepLog = field(default_factory=StepLog)
     bound_by: frozenset[str] = frozenset()
     peak_pages: float = np.inf
     put_back = RenamedAttribute("preemptions")

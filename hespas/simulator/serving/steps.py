@@ -303,10 +303,8 @@ class StepTimes:
         host = self.correction.step_ns + self.correction.sequence_ns * batch
         return time + host + self.correction.prompt_ns * prompts
 
-    def basis_shares(self, logs: Iterable[StepLog]) -> Mapping[str, float]:
-        """Return the share of each basis of estimates in the kernel time of all steps of ``logs``, the
-        largest share first; empty without kernels.
-        """
+    def basis_times_ns(self, logs: Iterable[StepLog]) -> Mapping[str, float]:
+        """Return the kernel time of all steps of ``logs`` by basis of estimates [ns]."""
         sizes = np.concatenate([log.sizes() for log in logs], axis=1)
         count, batch, context, prompts, new_tokens, before, sampled = sizes
         decodes, prefills = batch > 0, prompts > 0
@@ -333,9 +331,7 @@ class StepTimes:
             )
             tables = zip(weights, part._tables, strict=True)
             time_ns[basis] = sum(float((weight * table).sum()) for weight, table in tables)
-        total_ns = sum(time_ns.values())
-        order = sorted(time_ns, key=lambda basis: -time_ns[basis])
-        return {basis: time_ns[basis] / total_ns for basis in order if time_ns[basis] > 0}
+        return time_ns
 
     def _of_decoded(self, batch: int, tokens: int) -> float:
         """Return the time [ns] of the kernels that depend only on the number of tokens, plus the time to

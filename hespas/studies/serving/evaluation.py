@@ -122,8 +122,8 @@ class ServingErrors:
     fits: dict[str, EngineFit] = field(default_factory=dict[str, EngineFit])
 
     def summaries(self) -> list[ServingErrorSummary]:
-        """Return error summaries over all runs, and by source, engine, model and precision, and load relative
-        to capacity.
+        """Return error summaries over all runs, and by kind of servers, source, engine, model and precision,
+        and load relative to capacity.
         """
         runs = [run for run in self.rows if run.status == "predicted"]
         return [
@@ -149,6 +149,7 @@ class ServingErrors:
 
 _GROUPINGS: dict[str, Callable[[EvaluatedRun], str]] = {
     "all": lambda run: "all",
+    "servers": lambda run: "separate prefill and decode" if run.row.prefill else "prefill with decode",
     "source": lambda run: run.row.source or "unknown",
     "stack": lambda run: engine_of(run.row),
     "model": lambda run: f"{engine_of(run.row)} {run.row.model} {run.row.precision}",
@@ -170,6 +171,7 @@ def evaluate_runs(
     Predictions are calibrated with the rows outside of the split ``devval``. ``cached_fits`` maps engines to
     fits from earlier calls with the same rows; new fits are added to it. ``priors`` are the parameters of
     engines, by device and format of experts, from which fits to a single run start (None: from the package).
+    Names without a device apply to devices that have none.
     """
     chosen = predictor or ServingPredictor()
     fitting = [row for row in rows if row.split != _HELD_OUT_SPLIT and not isinstance(chosen.steps(row), str)]
@@ -221,7 +223,8 @@ class _Corrections:
         group = _POINT_GROUPS.get(calibrate)
         for key, members in grouped_by(rows, group).items() if group else ():
             row = point_of(members)
-            engine = self.fits.get(library_of(row)) or priors.get(library_of(row))
+            library = library_of(row)
+            engine = self.fits.get(library) or priors.get(library) or priors.get(library.partition(" ")[2])
             if engine is None:
                 correction = one_point(row, predictor)
             else:
@@ -304,17 +307,19 @@ def _roofline_times(row: ServingRow) -> MeanTimes | None:
     if step is None:
         return None
     device, ranks = named_device(row.hardware), step.layout.ranks
+    prefill = row.prefill.step if row.prefill is not None and row.prefill.step is not None else step
     weights = model_parameters(step.model) * dtype(step.experts or step.precision.matmul).bits / 8
-    clients, tokens = max(1, round(row.concurrency / step.layout.dp)), row.prompt + row.output // 2
+    clients, tokens = row.clients, row.prompt + row.output // 2
     held = ServingLoad(
         batch=clients, context=tokens, kv_format=step.cache, page_tokens=step.page, precision=step.precision
     )
     parts = serving_memory(step.model, replace(step.layout, zero=0), held)[0].parts
     moved = weights / ranks + parts["keys and values"]
-    prompt = replace(step, phase="prefill", batch=1, prompt=row.prompt).account().model_flops_per_step
+    prompt = replace(prefill, phase="prefill", batch=1, prompt=row.prompt).account().model_flops_per_step
     peak = peak_for(device, "matrix", step.precision.matmul).flops_per_s
     return MeanTimes(
-        prompt / step.layout.dp / ranks / peak * 1e3, moved / device.main_memory.bandwidth_bytes_per_s * 1e3
+        prompt / prefill.layout.dp / prefill.layout.ranks / peak * 1e3,
+        moved / device.main_memory.bandwidth_bytes_per_s * 1e3,
     )
 
 

@@ -35,6 +35,7 @@ class ServerStart:
     clients: int
     date: str
     is_published: bool
+    is_disaggregated: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,8 +84,11 @@ def has_data_parallel_ranks(precision: str, clients: int) -> bool:
 
 def launch_of(started: ServerStart) -> ServerLaunch:
     """Return the launch settings of a server according to the published scripts. A server without published
-    scripts has the defaults of its engine.
+    scripts has the defaults of its engine, as have separate prefill and decode servers.
     """
+    if started.is_disaggregated:
+        policy = policy_of(started.engine, async_scheduling=started.is_published)
+        return ServerLaunch(policy=policy, of_free=started.engine == "trtllm")
     if not started.is_published or started.engine not in _SCRIPTS:
         if started.engine == "trtllm":
             return ServerLaunch(policy=_balanced(started, {}), of_free=True)

@@ -9,13 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from math import inf, isnan, nan
+from math import gcd, inf, isnan, nan
 from typing import Literal, NamedTuple
 
 import numpy as np
 
 from hespas.generators.llm import ServingStep
-from hespas.generators.llm.serving_lattice import LatticeGrids, cached_tokens, lattice_kernels
+from hespas.generators.llm.serving_lattice import (
+    LatticeGrids,
+    cached_tokens,
+    lattice_kernels,
+    prompt_cache_bytes,
+)
 from hespas.graph import Diagnostics
 from hespas.graph.columns import FloatArray, IntArray
 from hespas.graph.errors import HespasError
@@ -24,10 +29,12 @@ from hespas.hardware import named_device
 from hespas.simulator.serving import (
     Correction,
     Requests,
+    ServerPool,
     StepTimes,
     lengths,
     models_of,
     serve,
+    serve_disaggregated,
     step_times,
 )
 from hespas.studies.serving.launches import ServerLaunch
@@ -45,6 +52,8 @@ fraction of memory that the driver leaves.
 _MAX_TOKENS, _MAX_SEQUENCES = 1 << 15, 1 << 11
 """Limits of a step of any server."""
 _MIN_LATER_REQUESTS = 24
+_SENT_BYTES_PER_NS = 50.0
+"""Rate at which a device sends KV caches: a network adapter of 400 Gb/s, as ``hespas serve`` assumes."""
 
 
 class MeanTimes(NamedTuple):
@@ -79,17 +88,21 @@ class ServingPredictor:
 
     def steps(self, row: ServingRow) -> StepTimes | str:
         """Return the step times of a row's server, or the reason why it has none."""
-        if row.step is None:
-            return row.reason
-        key = (row.step, row.hardware, row.engine)
+        return row.reason if row.step is None else self._estimated(row, row.step)
+
+    def _estimated(self, row: ServingRow, step: ServingStep) -> StepTimes | str:
+        """Return the times of a serving step on the device and the engine of a row, or the reason why it has
+        none.
+        """
+        key = (step, row.hardware, row.engine)
         if key not in self._steps:
             grids = LatticeGrids.up_to(tokens=_MAX_TOKENS, sequences=_MAX_SEQUENCES, context=1 << 14)
             try:
                 self._steps[key] = step_times(
-                    lattice_kernels(row.step, grids),
+                    lattice_kernels(step, grids),
                     named_device(row.hardware),
                     models_of(row.engine, self.estimator),
-                    num_ranks=row.step.layout.ranks,
+                    num_ranks=step.layout.ranks,
                     diagnostics=Diagnostics(),
                 )
             except HespasError as error:
@@ -98,13 +111,29 @@ class ServingPredictor:
 
     def times(self, row: ServingRow, correction: Correction) -> MeanTimes | str:
         """Return the predicted times of a row, or the reason why it has none."""
-        steps = self.steps(row)
-        if isinstance(steps, str) or row.step is None:
-            return steps if isinstance(steps, str) else row.reason
-        policy, cache_tokens = row.launch.policy, self._cache_tokens(row, row.step)
-        if cache_tokens < 1:
-            return f"the weights leave no memory for a KV cache in {row.step.layout.ranks} x {row.hardware}"
-        clients = max(1, round(row.concurrency / row.step.layout.dp))
+        if row.step is None:
+            return row.reason
+        servers = [(row.step, row.servers)]
+        if row.prefill is not None and row.prefill.step is not None:
+            servers.insert(0, (row.prefill.step, row.prefill.servers))
+        # equal replicas share the clients: the smallest part with the same proportions is simulated
+        replicas = [count * step.layout.dp for step, count in servers]
+        parts = gcd(*replicas)
+        pools: list[ServerPool] = []
+        for (step, _), count in zip(servers, replicas, strict=True):
+            estimated, cache_tokens = self._estimated(row, step), self._cache_tokens(row, step)
+            if isinstance(estimated, str):
+                return estimated
+            if cache_tokens < 1:
+                return f"the weights leave no memory for a KV cache in {step.layout.ranks} x {row.hardware}"
+            launched = replace(
+                estimated.corrected(correction),
+                captured=row.launch.captured,
+                speculative_tokens=row.launch.drafts,
+                draft_share=1 / len(step.model.layers),
+            )
+            pools.append(ServerPool(launched, row.launch.policy, count // parts, cache_tokens))
+        clients = max(1, round(row.concurrency / parts))
         count = max(clients * _SIMULATED_ROUNDS, clients + _MIN_LATER_REQUESTS)
         generator = np.random.default_rng(row.prompt * 31 + row.output)
         requests = Requests(
@@ -113,14 +142,14 @@ class ServingPredictor:
             output=lengths(count, row.output, row.ratio, generator),
             concurrency=clients,
         )
-        launched = replace(
-            steps.corrected(correction),
-            captured=row.launch.captured,
-            speculative_tokens=row.launch.drafts,
-            draft_share=1 / len(row.step.model.layers),
-        )
         try:
-            run = serve(requests, launched, policy, cache_tokens=cache_tokens)
+            if len(pools) > 1:
+                held = [prompt_cache_bytes(step, requests.prompt) for step, _ in servers]
+                send_ns = np.asarray(np.maximum(*held) / _SENT_BYTES_PER_NS, np.float64)
+                run = serve_disaggregated(requests, pools[0], pools[1], send_ns)
+            else:
+                (launched, policy, _, cache_tokens), *_ = pools
+                run = serve(requests, launched, policy, cache_tokens=cache_tokens)
         except HespasError as error:
             return error.message
         ttft = run.ttft_ns
@@ -135,7 +164,7 @@ class ServingPredictor:
         """
         if row.step is None:
             return nan
-        clients = max(1, round(row.concurrency / row.step.layout.dp))
+        clients = row.clients
         tokens = clients * (row.prompt + row.output) * (1 + row.ratio) / 2
         cache_tokens = self._cache_tokens(row, row.step)
         return max(clients / row.launch.policy.sequences, tokens / cache_tokens if cache_tokens > 0 else inf)

@@ -2,7 +2,10 @@
 
 The columns are as in aiconfigurator's sample of measurements (``silicon_sample.csv``): ``model_path, system,
 backend, precision, mode, isl, osl``, degrees of parallelism, ``silicon_ttft_ms`` and ``silicon_tpot_ms``. The
-number of concurrent requests is ``concurrency``, or ``batch_size`` for each data-parallel rank. ``benchmark``
+number of concurrent requests is ``concurrency``, or ``batch_size`` for each data-parallel rank. Rows with
+separate prefill and decode servers have the number, the degrees and the batch size of each kind of server
+(``prefill_num_workers, decode_tp_size``, ...). ``num_speculative_tokens`` is the number of speculative tokens
+per step (empty: as in the launch scripts of the benchmark; vLLM's name). ``benchmark``
 and ``measured`` (a date) select the scripts that started the server. In that sample, the cell
 ``silicon_data_source`` contains the last three.
 """
@@ -28,6 +31,7 @@ from hespas.simulator.serving import POLICIES, Policy
 from hespas.studies.serving.launches import ServerLaunch, ServerStart, has_data_parallel_ranks, launch_of
 
 __all__ = [
+    "PrefillServers",
     "ServingRow",
     "deployment_of",
     "engine_of",
@@ -57,9 +61,19 @@ class _RunColumns(msgspec.Struct, frozen=True, kw_only=True):
     moe_tp_size: _Degree = 1
     moe_ep_size: _Degree = 1
     prefill_num_workers: _Degree = 0
+    prefill_tp_size: _Degree = 1
+    prefill_attention_dp_size: _Degree = 1
+    prefill_moe_tp_size: _Degree = 1
+    prefill_moe_ep_size: _Degree = 1
     decode_num_workers: _Degree = 0
+    decode_tp_size: _Degree = 1
+    decode_attention_dp_size: _Degree = 1
+    decode_moe_tp_size: _Degree = 1
+    decode_moe_ep_size: _Degree = 1
+    decode_batch_size: Annotated[int, Column(low=1)] = 0
     batch_size: Annotated[int, Column(low=1)] = 0
     concurrency: Annotated[int, Column(low=1)] = 0
+    num_speculative_tokens: Annotated[int, Column(low=0, high=64)] = -1
     benchmark: Literal["", "InferenceMAX"] = ""
     measured: str = ""
     silicon_data_source: str = ""
@@ -83,13 +97,23 @@ Other sources send prompts of equal length.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PrefillServers:
+    """Separate servers for prompts: their number, layout and serving step."""
+
+    servers: int
+    layout: Layout
+    step: ServingStep | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ServingRow:
     """Measured serving run with ``concurrency`` concurrent requests.
 
     Each request has ``prompt`` input tokens and ``output`` output tokens. If ``ratio`` is below 1, lengths
     are random between ``ratio`` times these numbers and these numbers. ``reason`` explains why the run cannot
     be predicted; empty if it can. ``assumed`` lists settings that the source does not state. ``source`` is
-    the benchmark, if known.
+    the benchmark, if known. ``servers`` is the number of servers with the layout and the step. If there are
+    separate servers for prompts (``prefill``), these servers only decode.
     """
 
     row: int
@@ -109,19 +133,29 @@ class ServingRow:
     launch: ServerLaunch
     source: str = ""
     step: ServingStep | None = None
+    servers: int = 1
+    prefill: PrefillServers | None = None
     reason: str = ""
     assumed: tuple[str, ...] = ()
     stack = RenamedAttribute("engine")
 
     @property
     def ranks(self) -> int:
-        """Return the number of devices of the server."""
-        return self.layout.ranks
+        """Return the number of devices of all servers."""
+        separate = self.prefill.servers * self.prefill.layout.ranks if self.prefill else 0
+        return self.servers * self.layout.ranks + separate
+
+    @property
+    def clients(self) -> int:
+        """Return the number of concurrent requests of a replica of attention that decodes."""
+        return max(1, round(self.concurrency / (self.servers * self.layout.dp)))
 
 
 def engine_of(row: ServingRow) -> str:
-    """Return a name for the device and the serving engine of a row."""
-    return f"{row.hardware} {row.engine}"
+    """Return a name for the device and the serving engine of a row. Engines with separate prefill and decode
+    servers have other routers and overheads.
+    """
+    return f"{row.hardware} {row.engine}{' disaggregated' if row.prefill else ''}"
 
 
 def library_of(row: ServingRow) -> str:
@@ -185,21 +219,23 @@ def _serving_row(number: int, cells: _RunColumns) -> ServingRow:
     precision = _FORMATS.get(precision, precision)
     clients = cells.concurrency or cells.batch_size
     shares_attention = is_published and engine == "vllm" and not has_data_parallel_ranks(precision, clients)
-    # Sources multiply degrees that use the same ranks: attention over tensor- or data-parallel ranks, and
-    # experts. Ranks that are given as both tensor-parallel and data-parallel are tensor-parallel with
-    # `shares_attention`, otherwise data-parallel.
-    degrees = (cells.tp_size, cells.attention_dp_size, cells.moe_tp_size, cells.moe_ep_size)
-    tp, dp, etp, ep = (max(1, degree) for degree in degrees)
-    if etp == ep > 1 and max(tp, dp) == etp * ep:
-        layout, counted_twice = (Layout(dp=ep, ep=ep) if dp > 1 else Layout(tp=ep, ep=ep)), True
-    elif tp == dp > 1:
-        layout, counted_twice = (Layout(tp=tp, ep=tp) if shares_attention else Layout(dp=dp, ep=dp)), True
-    elif dp > 1:
-        layout, counted_twice = Layout(dp=dp, tp=tp, ep=ep, etp=max(1, dp * tp // ep)), False
-    else:
-        layout, counted_twice = Layout(tp=tp, ep=ep, etp=max(1, tp // ep)), False
+    is_separate = (
+        cells.mode == _DISAGGREGATED and min(cells.prefill_num_workers, cells.decode_num_workers) > 0
+    )
+    prefix = "decode_" if is_separate else ""
+    layout, counted_twice = _layout(cells, prefix, shares_attention=shares_attention)
+    prefill = None
+    if is_separate:
+        clients = cells.concurrency or cells.decode_batch_size * cells.decode_num_workers
+        own, is_doubtful = _layout(cells, "prefill_", shares_attention=False)
+        prefill = PrefillServers(servers=cells.prefill_num_workers, layout=own)
+        counted_twice |= is_doubtful
     hardware = canonical_name(cells.system) or cells.system
     step, reason = _step(model, precision, layout)
+    if prefill is not None and step is not None:
+        own_step, _ = _step(model, precision, prefill.layout)
+        assert own_step is not None  # only the layout differs
+        prefill = replace(prefill, step=own_step, layout=own_step.layout)
     benchmark = "InferenceMAX" if not date or date >= _WARMUP_DATE else f"InferenceMAX before {_WARMUP_DATE}"
     is_in_source = {
         "degrees counted twice": not counted_twice,
@@ -222,7 +258,9 @@ def _serving_row(number: int, cells: _RunColumns) -> ServingRow:
         tpot_ms=cells.silicon_tpot_ms,
         layout=layout if step is None else step.layout,
         launch=ServerLaunch(policy=Policy()),
-        source=benchmark if is_published else "others",
+        source=("disaggregated, " if prefill else "") + (benchmark if is_published else "others"),
+        servers=cells.decode_num_workers if is_separate else 1,
+        prefill=prefill,
         assumed=tuple(fact for fact, is_given in is_in_source.items() if not is_given),
     )
     reason = _refusal(cells, row, bool(clients)) or reason
@@ -231,28 +269,47 @@ def _serving_row(number: int, cells: _RunColumns) -> ServingRow:
     launch = launch_of(ServerStart(
         model=row.model, hardware=hardware, engine=engine, release=row.release, precision=precision,
         layout=layout, prompt=row.prompt, output=row.output, clients=row.concurrency, date=date,
-        is_published=is_published,
+        is_published=is_published, is_disaggregated=is_separate,
     ))  # fmt: skip
+    if cells.num_speculative_tokens >= 0:
+        launch = replace(launch, drafts=cells.num_speculative_tokens)
     return replace(row, launch=launch, step=replace(step, cache=launch.cache or step.cache))
+
+
+def _layout(cells: _RunColumns, prefix: str, *, shares_attention: bool) -> tuple[Layout, bool]:
+    """Return the layout of a server from the degrees in columns with a ``prefix``, and True if the source
+    multiplied degrees that use the same ranks: attention over tensor- or data-parallel ranks, and experts.
+
+    Ranks that are given as both tensor-parallel and data-parallel are tensor-parallel with
+    ``shares_attention``, otherwise data-parallel.
+    """
+    names = ("tp_size", "attention_dp_size", "moe_tp_size", "moe_ep_size")
+    tp, dp, etp, ep = (max(1, getattr(cells, f"{prefix}{name}")) for name in names)
+    if etp == ep > 1 and max(tp, dp) == etp * ep:
+        return (Layout(dp=ep, ep=ep) if dp > 1 else Layout(tp=ep, ep=ep)), True
+    if tp == dp > 1:
+        return (Layout(tp=tp, ep=tp) if shares_attention else Layout(dp=dp, ep=dp)), True
+    if dp > 1:
+        return Layout(dp=dp, tp=tp, ep=ep, etp=max(1, dp * tp // ep)), False
+    return Layout(tp=tp, ep=ep, etp=max(1, tp // ep)), False
 
 
 def _refusal(cells: _RunColumns, row: ServingRow, has_load: bool) -> str:
     """Return the reason why a row cannot be predicted, apart from its model; empty if it can be predicted."""
     mode, tp = cells.mode, row.layout.tp
-    if mode == _DISAGGREGATED:
-        if min(cells.prefill_num_workers, cells.decode_num_workers) < 1:
-            return "disaggregated prefill and decode: the numbers of servers are not recorded"
-        return "disaggregated prefill and decode are not simulated"
+    if mode == _DISAGGREGATED and row.prefill is None:
+        return "disaggregated prefill and decode: the numbers of servers are not recorded"
     reasons = {
-        f"unknown mode {mode!r}: expected agg or {_DISAGGREGATED}": mode != "agg",
+        f"unknown mode {mode!r}: expected agg or {_DISAGGREGATED}": mode not in {"agg", _DISAGGREGATED},
         f"unknown serving engine {row.engine}": row.engine not in POLICIES,
         f"unknown device {cells.system}": not canonical_name(cells.system),
-        "the source does not state tp_size": cells.tp_size < 0,
+        "the source does not state tp_size": cells.tp_size < 0 and row.prefill is None,
         "the source does not state the concurrency": not has_load,
         f"{row.concurrency:,} concurrent requests exceed one server": row.concurrency > _MAX_REQUESTS,
         f"requests of {row.prompt + row.output:,} tokens": row.prompt + row.output > _MAX_TOKENS,
         "no measured times": not (row.ttft_ms > 0 and row.tpot_ms > 0),
-        f"the source's {tp} tensor-parallel ranks exceed one server": tp > _MAX_TENSOR_RANKS,
+        f"the source's {tp} tensor-parallel ranks exceed one server": tp > _MAX_TENSOR_RANKS
+        and not row.prefill,
     }
     return next((reason for reason, is_true in reasons.items() if is_true), "")
 

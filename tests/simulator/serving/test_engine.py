@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -17,7 +17,6 @@ from hespas.simulator.serving import (
     Policy,
     Requests,
     ServingRun,
-    StepTimes,
     arrivals_of_bursts,
     arrivals_of_poisson,
     engine,
@@ -26,50 +25,11 @@ from hespas.simulator.serving import (
     serve,
     weighted_percentile,
 )
-
-
-@dataclass(frozen=True)
-class _Grids:
-    tokens: tuple[int, ...] = (1, 101)
-    rows: tuple[int, ...] = (1,)
-    batch: tuple[int, ...] = (1, 101)
-    context: tuple[int, ...] = (0, 100)
-    prompts: tuple[int, ...] = (1,)
-    length: tuple[int, ...] = (1,)
-    before: tuple[int, ...] = (0,)
-
-
-def _steps() -> StepTimes:
-    """A step takes 100 ns, 1 ns for each token, and 0.01 ns for each token of the cache that is read."""
-    others = len(SHARES) - 1
-    zero = np.zeros((others, 1))
-    tokens = np.vstack([[[101.0, 201.0]], np.zeros((others, 2))])
-    decode = np.zeros((len(SHARES), 2, 2))
-    decode[SHARES.index("attention")] = [[0.0, 1.0], [0.0, 101.0]]
-    return StepTimes(
-        _Grids(),
-        of_tokens=tokens,
-        of_rows=np.vstack([[[0.0]], zero]),
-        of_decode=decode,
-        of_prompts=np.zeros((len(SHARES), 1, 1, 1)),
-    )
-
-
-def _requests(*rows: tuple[float, int, int], concurrency: int = 0) -> Requests:
-    columns = list(zip(*rows, strict=True))
-    return Requests(
-        arrival_ns=np.array(columns[0]),
-        prompt=np.array(columns[1]),
-        output=np.array(columns[2]),
-        concurrency=concurrency,
-    )
-
-
-_SMALL = Policy(tokens=64, sequences=4, page_tokens=4)
+from tests.simulator.serving.small_servers import SMALL, SmallGrids, even_steps, requests_of
 
 
 def test_one_request_by_hand() -> None:
-    run = serve(_requests((1000.0, 40, 3)), _steps(), _SMALL)
+    run = serve(requests_of((1000.0, 40, 3)), even_steps(), SMALL)
     # a prompt of 40 tokens, then two steps of one token behind 40 and 41 tokens
     assert run.ttft_ns.tolist() == [140.0]
     assert run.last_token_ns[0] == pytest.approx(1140 + (101 + 0.40) + (101 + 0.41))
@@ -81,15 +41,15 @@ def test_one_request_by_hand() -> None:
 
 
 def test_a_prompt_is_cut_and_shares_steps_with_decoding() -> None:
-    run = serve(_requests((0.0, 10, 50), (150.0, 100, 2)), _steps(), _SMALL)
+    run = serve(requests_of((0.0, 10, 50), (150.0, 100, 2)), even_steps(), SMALL)
     _, batch, prompt = run.steps.columns()
     assert prompt[prompt > 0].tolist() == [10, 63, 37]
     assert batch[prompt > 0].tolist() == [0, 1, 1]
 
 
 def test_prompts_first_in_steps_of_their_own() -> None:
-    policy = replace(_SMALL, order="prefill-first")
-    run = serve(_requests((0.0, 10, 50), (150.0, 100, 2)), _steps(), policy)
+    policy = replace(SMALL, order="prefill-first")
+    run = serve(requests_of((0.0, 10, 50), (150.0, 100, 2)), even_steps(), policy)
     _, batch, prompt = run.steps.columns()
     assert prompt[prompt > 0].tolist() == [10, 64, 36]
     assert not (batch[prompt > 0] > 0).any()
@@ -100,46 +60,58 @@ def test_prompts_first_in_steps_of_their_own() -> None:
 
 
 def test_whole_prompts_wait_for_room_in_a_step() -> None:
-    policy = replace(_SMALL, chunked=False)
-    run = serve(_requests((0.0, 40, 1), (0.0, 40, 1)), _steps(), policy)
+    policy = replace(SMALL, chunked=False)
+    run = serve(requests_of((0.0, 40, 1), (0.0, 40, 1)), even_steps(), policy)
     assert run.steps.columns()[2].tolist() == [40, 40]
     with pytest.raises(UnsupportedError, match="does not fit into a step"):
-        serve(_requests((0.0, 65, 1)), _steps(), policy)
+        serve(requests_of((0.0, 65, 1)), even_steps(), policy)
 
 
 def test_want_of_pages_puts_the_youngest_back() -> None:
-    requests = _requests((0.0, 8, 20), (0.0, 8, 20))
-    run = serve(requests, _steps(), _SMALL, cache_tokens=40)
+    requests = requests_of((0.0, 8, 20), (0.0, 8, 20))
+    run = serve(requests, even_steps(), SMALL, cache_tokens=40)
     assert run.preemptions.tolist() == [0, 1]
     # both together need 14 pages of the 10; the second starts over once the first is done
     assert run.last_token_ns[1] > run.last_token_ns[0]
-    reserved = serve(requests, _steps(), replace(_SMALL, reserves=True), cache_tokens=40)
+    reserved = serve(requests, even_steps(), replace(SMALL, reserves=True), cache_tokens=40)
     assert reserved.preemptions.tolist() == [0, 0]
     assert reserved.scheduled_ns[1] == reserved.last_token_ns[0]
 
 
+@pytest.mark.parametrize(("prefix_caching", "computed"), [(False, 21), (True, 9)])
+def test_pages_of_a_preempted_request_stay_until_others_need_them(
+    prefix_caching: bool, computed: int
+) -> None:
+    # the second is preempted with 20 tokens in five pages, of which the first takes two until it is done
+    policy = replace(SMALL, prefix_caching=prefix_caching)
+    run = serve(requests_of((0.0, 8, 20), (0.0, 8, 20)), even_steps(), policy, cache_tokens=40)
+    tokens = run.steps.columns()[2]
+    assert run.preemptions.tolist() == [0, 1]
+    assert tokens[tokens > 0].tolist() == [16, computed]
+
+
 def test_a_request_that_never_fits() -> None:
     with pytest.raises(UnsupportedError, match="a request of 44 tokens"):
-        serve(_requests((0.0, 40, 4)), _steps(), _SMALL, cache_tokens=40)
+        serve(requests_of((0.0, 40, 4)), even_steps(), SMALL, cache_tokens=40)
 
 
 def test_concurrency_holds_requests_back() -> None:
-    run = serve(_requests(*[(0.0, 8, 5)] * 6, concurrency=2), _steps(), _SMALL)
+    run = serve(requests_of(*[(0.0, 8, 5)] * 6, concurrency=2), even_steps(), SMALL)
     ends = np.sort(run.last_token_ns)
     assert run.arrival_ns[:2].tolist() == [0.0, 0.0]
     assert run.arrival_ns[2:].tolist() == ends[:4].tolist()
 
 
 def test_time_outside_of_steps_delays_the_first_token() -> None:
-    steps = _steps().corrected(Correction(request_ns=500.0, step_ns=10.0, sequence_ns=2.0, prompt_ns=7.0))
-    run = serve(_requests((0.0, 40, 2)), steps, _SMALL)
+    steps = even_steps().corrected(Correction(request_ns=500.0, step_ns=10.0, sequence_ns=2.0, prompt_ns=7.0))
+    run = serve(requests_of((0.0, 40, 2)), steps, SMALL)
     assert run.ttft_ns.tolist() == [500 + 140 + 10 + 7]
     assert run.tpot_ns[0] == pytest.approx(101.4 + 10 + 2)
 
 
 _MANY = st.lists(
     st.tuples(st.floats(0, 3000), st.integers(1, 90), st.integers(1, 40)), min_size=1, max_size=25
-).map(lambda rows: _requests(*sorted(rows)))
+).map(lambda rows: requests_of(*sorted(rows)))
 _POLICIES = st.builds(
     Policy,
     tokens=st.integers(8, 128),
@@ -147,6 +119,7 @@ _POLICIES = st.builds(
     page_tokens=st.sampled_from((1, 4, 16)),
     order=st.sampled_from(("mixed", "prefill-first")),
     reserves=st.booleans(),
+    prefix_caching=st.booleans(),
 )
 
 
@@ -158,7 +131,7 @@ def _same(one: ServingRun, two: ServingRun) -> bool:
 @settings(max_examples=150)
 @given(_MANY, _POLICIES, st.integers(130, 400))
 def test_runs_keep_their_promises(requests: Requests, policy: Policy, cache: int) -> None:
-    run = serve(requests, _steps(), policy, cache_tokens=cache + policy.page_tokens)
+    run = serve(requests, even_steps(), policy, cache_tokens=cache + policy.page_tokens)
     time, batch, prompt = run.steps.columns()
     given_tokens = int(batch.sum()) + len(requests)
     # a prompt that is done after it was put back gives a token, too
@@ -180,10 +153,10 @@ def test_runs_keep_their_promises(requests: Requests, policy: Policy, cache: int
 @given(_MANY, _POLICIES, st.integers(130, 400))
 def test_steps_together_are_steps_one_by_one(requests: Requests, policy: Policy, cache: int) -> None:
     cache += policy.page_tokens
-    together = serve(requests, _steps(), policy, cache_tokens=cache)
+    together = serve(requests, even_steps(), policy, cache_tokens=cache)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(engine, "_AT_ONCE", 1)
-        alone = serve(requests, _steps(), policy, cache_tokens=cache)
+        alone = serve(requests, even_steps(), policy, cache_tokens=cache)
     assert _same(together, alone)
     assert together.preemptions.tolist() == alone.preemptions.tolist()
 
@@ -217,55 +190,55 @@ def test_percentiles_by_weight() -> None:
 
 
 def test_a_scheduler_that_looks_seldom_keeps_who_comes_waiting() -> None:
-    requests = _requests((0.0, 10, 50), (150.0, 10, 2))
-    often, seldom = (serve(requests, _steps(), replace(_SMALL, recv_interval=polls)) for polls in (1, 10))
+    requests = requests_of((0.0, 10, 50), (150.0, 10, 2))
+    often, seldom = (serve(requests, even_steps(), replace(SMALL, recv_interval=polls)) for polls in (1, 10))
     # one step for the first prompt, then one that decodes while the second comes
     assert int(np.sum(often.steps.columns()[0].cumsum() < often.scheduled_ns[1])) + 1 == 2
     _, _, prompts = seldom.steps.columns()
     assert np.flatnonzero(prompts).tolist() == [0, 11]
     assert seldom.scheduled_ns[1] > often.scheduled_ns[1]
-    alone = serve(_requests((0.0, 10, 3), (5000.0, 10, 2)), _steps(), replace(_SMALL, recv_interval=10))
+    alone = serve(requests_of((0.0, 10, 3), (5000.0, 10, 2)), even_steps(), replace(SMALL, recv_interval=10))
     assert alone.scheduled_ns[1] == 5000.0
 
 
 def test_a_step_formed_ahead_is_without_who_came_meanwhile() -> None:
-    requests = _requests((0.0, 10, 50), (150.0, 10, 2))
-    late = serve(requests, _steps(), replace(_SMALL, async_scheduling=True))
+    requests = requests_of((0.0, 10, 50), (150.0, 10, 2))
+    late = serve(requests, even_steps(), replace(SMALL, async_scheduling=True))
     _, _, prompts = late.steps.columns()
     assert np.flatnonzero(prompts).tolist() == [0, 3]
 
 
 def test_prompts_are_held_back_for_others() -> None:
-    requests = _requests((0.0, 10, 50), (150.0, 10, 2), (600.0, 10, 2))
-    held = serve(requests, _steps(), replace(_SMALL, batch_wait_iters=20, batch_wait_tokens=21))
+    requests = requests_of((0.0, 10, 50), (150.0, 10, 2), (600.0, 10, 2))
+    held = serve(requests, even_steps(), replace(SMALL, batch_wait_iters=20, batch_wait_tokens=21))
     assert held.scheduled_ns[1] == held.scheduled_ns[2] >= 600.0
-    timed = serve(requests, _steps(), replace(_SMALL, batch_wait_iters=20, batch_wait_tokens=64))
+    timed = serve(requests, even_steps(), replace(SMALL, batch_wait_iters=20, batch_wait_tokens=64))
     _, _, prompts = timed.steps.columns()
     assert np.flatnonzero(prompts).tolist() == [0, 22]
 
 
 def test_steps_with_prompts_are_no_shorter_than_their_launches() -> None:
-    steps = replace(_steps(), kernels=50.0).corrected(Correction(launch_ns=10.0))
-    run = serve(_requests((0.0, 40, 3)), steps, _SMALL)
+    steps = replace(even_steps(), kernels=50.0).corrected(Correction(launch_ns=10.0))
+    run = serve(requests_of((0.0, 40, 3)), steps, SMALL)
     assert run.ttft_ns[0] == pytest.approx(500, rel=0.01)
     assert run.tpot_ns[0] == pytest.approx((101.40 + 101.41) / 2)
 
 
 def test_guesses_that_are_right_save_steps() -> None:
-    steps = replace(_steps(), speculative_tokens=1).corrected(Correction(accepts=1.0))
+    steps = replace(even_steps(), speculative_tokens=1).corrected(Correction(accepts=1.0))
     assert steps.gain == 2.0
-    run = serve(_requests((0.0, 40, 5)), steps, _SMALL)
+    run = serve(requests_of((0.0, 40, 5)), steps, SMALL)
     # two tokens of each step, which works on two tokens and guesses one: no layers of its own here
     assert len(run.steps.columns()[0]) == 3
     assert run.tpot_ns[0] == pytest.approx((102.40 + 102.42) / 4)
     never = steps.corrected(Correction(accepts=0.0))
-    assert len(serve(_requests((0.0, 40, 5)), never, _SMALL).steps.columns()[0]) == 5
+    assert len(serve(requests_of((0.0, 40, 5)), never, SMALL).steps.columns()[0]) == 5
 
 
 def test_experts_have_a_factor_of_their_own_where_they_work_on_prompts() -> None:
     tokens = np.zeros((len(SHARES), 2))
     tokens[SHARES.index("products")] = tokens[SHARES.index("experts")] = [1000.0, 8000.0]
-    steps = replace(_steps(), grids=replace(_Grids(), tokens=(256, 2048)), of_tokens=tokens)
+    steps = replace(even_steps(), grids=replace(SmallGrids(), tokens=(256, 2048)), of_tokens=tokens)
 
     def time(new_tokens: int, correction: Correction) -> float:
         return steps.corrected(correction).step_ns(
@@ -285,7 +258,7 @@ def test_progress_counts_finished_requests() -> None:
     requests = Requests(
         arrival_ns=np.zeros(count), prompt=np.full(count, 8), output=np.full(count, 2), concurrency=4
     )
-    serve(requests, _steps(), _SMALL, progress=lambda done, total: seen.append((done, total)))
+    serve(requests, even_steps(), SMALL, progress=lambda done, total: seen.append((done, total)))
     assert [total for _, total in seen] == [count] * len(seen)
     done = [each for each, _ in seen]
     assert done == sorted(done)

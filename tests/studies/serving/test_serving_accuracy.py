@@ -77,7 +77,6 @@ def test_rows_say_what_was_served(tmp_path: Path) -> None:
          "moe_ep_size": 8},
         {"model_path": "deepseek-ai/DeepSeek-R1", "tp_size": 1, "attention_dp_size": 8, "moe_ep_size": 8},
         {"mode": "disagg"},
-        {"mode": "disagg", "prefill_num_workers": 2, "decode_num_workers": 1},
         {"model_path": "some/Other"}, {"system": "moon"},
         {"tp_size": 72, "moe_tp_size": 72},
     )  # fmt: skip
@@ -94,7 +93,6 @@ def test_rows_say_what_was_served(tmp_path: Path) -> None:
         others,
         (
             "numbers of servers are not recorded",
-            "decode are not simulated",
             "unknown model",
             "unknown device",
             "tensor-parallel ranks",
@@ -106,6 +104,43 @@ def test_rows_say_what_was_served(tmp_path: Path) -> None:
     (tmp_path / "other.csv").write_text("a,b\n1,2\n", encoding="utf-8")
     with pytest.raises(FormatError, match="missing column model_path"):
         read_rows(tmp_path / "other.csv")
+
+
+def test_speculative_tokens_are_a_column(tmp_path: Path, predictor: ServingPredictor) -> None:
+    none, two = read_rows(_table(tmp_path, {"num_speculative_tokens": 0}, {"num_speculative_tokens": 2}))
+    assert (none.launch.drafts, two.launch.drafts) == (0, 2)
+    plain, guessed = (predictor.times(row, Correction()) for row in (none, two))
+    assert isinstance(plain, MeanTimes)
+    assert isinstance(guessed, MeanTimes)
+    assert guessed.tpot_ms < plain.tpot_ms
+    assert deployment_of(none) != deployment_of(two)
+
+
+def test_separate_servers_are_predicted(tmp_path: Path, predictor: ServingPredictor) -> None:
+    separate: dict[str, object] = {
+        "mode": "disagg", "tp_size": None, "batch_size": None, "prefill_num_workers": 2,
+        "decode_num_workers": 1, "decode_batch_size": 6, "decode_tp_size": 2,
+    }  # fmt: skip
+    more: dict[str, object] = {**separate, "prefill_num_workers": 4, "decode_num_workers": 2}
+    row, doubled, one = read_rows(_table(tmp_path, separate, more, {"batch_size": 6}))
+    assert (row.ranks, row.servers, row.layout.tp, row.concurrency) == (4, 1, 2, 6)
+    assert row.prefill is not None
+    assert (row.prefill.servers, row.prefill.layout.tp) == (2, 1)
+    assert "concurrency" in row.assumed
+    assert library_of(row) == "H100-SXM vllm disaggregated"
+    assert library_of(one) == "H100-SXM vllm"
+    times = [predictor.times(each, Correction()) for each in (row, doubled, one)]
+    first, second, whole = (each for each in times if isinstance(each, MeanTimes))
+    # twice the servers with twice the clients have the same times; no step has prompts and answers
+    assert second == first
+    assert first.tpot_ms < whole.tpot_ms
+    wide: dict[str, object] = {
+        "model_path": "deepseek-ai/DeepSeek-R1",
+        "system": "gb200",
+        "decode_tp_size": 16,
+    }
+    (large,) = read_rows(_table(tmp_path, separate | wide | {"prefill_tp_size": 4, "precision": "fp4"}))
+    assert (large.reason, large.ranks) == ("", 24)
 
 
 def test_a_fit_finds_what_a_stack_does(tmp_path: Path, predictor: ServingPredictor) -> None:
