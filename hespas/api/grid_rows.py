@@ -195,8 +195,9 @@ _SETTING_OF_COPY = {_DEVICE_COPY: "hardware", _NETWORK_COPY: "network_config"}
 
 class GridRow(msgspec.Struct, frozen=True, kw_only=True):
     """Simulated row of a grid. ``settings`` are the values of the axes. Times are of the rank that finishes
-    last; ``critical_ns`` is the time per operation class on its critical path. ``basis`` has the shares of
-    the evidence behind the estimates. If the row could not be simulated, ``fault`` is the error, and
+    last; ``critical_ns`` is the time per operation class on its critical path. ``correction`` is the step
+    factor that the step time includes (1: none). ``basis`` has the shares of the evidence behind the
+    estimates. If the row could not be simulated, ``fault`` is the error, and
     ``exit_code`` the exit code of ``hespas simulate`` for that row.
     """
 
@@ -204,6 +205,7 @@ class GridRow(msgspec.Struct, frozen=True, kw_only=True):
     step_ns: Figure = nan
     step_low_ns: Figure = nan
     step_high_ns: Figure = nan
+    correction: Figure = nan
     basis: str = ""
     compute_ns: Figure = nan
     comm_ns: Figure = nan
@@ -258,6 +260,7 @@ def grid_row(
         step_ns=result.step_ns,
         step_low_ns=result.interval_ns[0],
         step_high_ns=result.interval_ns[1],
+        correction=result.correction,
         basis=result.basis_text,
         compute_ns=float(timeline.resource_ns("compute")[last]),
         comm_ns=float(timeline.resource_ns("communication")[last]),

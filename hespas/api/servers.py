@@ -407,14 +407,21 @@ class Server:
 
     def times(self, step: ServingStep, context: int, diagnostics: Diagnostics) -> StepTimes:
         """Return the estimated times of the server's steps, for sequences of at most ``context`` tokens."""
-        policy = self.policy()
+        policy, device = self.policy(), load_device(self.hardware)
+        if device.step_factors:
+            diagnostics.warning(
+                "serving.step-factors",
+                device.name,
+                "step factors of the device file are not applied: they include the host, which a server sets "
+                "separately (`step_overhead_us`)",
+            )
         grids = LatticeGrids.up_to(
             tokens=policy.tokens, sequences=min(policy.sequences, policy.tokens), context=max(context, 128)
         )
         estimated = Diagnostics()
         times = step_times(
             lattice_kernels(step, grids),
-            load_device(self.hardware),
+            device,
             models_of(self.engine, self.estimator),
             num_ranks=step.layout.ranks,
             diagnostics=estimated,

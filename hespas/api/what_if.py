@@ -52,6 +52,7 @@ _FIGURES = tuple(name for name in GridRow.__struct_fields__ if name not in {"set
 
 _KINDS: Mapping[str, Kind] = {
     "basis": "text", "ranks": "count", "is_lower_bound": "flag", "fault": "text", "exit_code": "id",
+    "correction": "number",
 }  # fmt: skip
 """Kinds of the figures that are not times."""
 _PARTS = {"compute": "step without exposed communication", "communication": "exposed communication"}

@@ -145,12 +145,21 @@ def test_all_commands_apply_the_factor_alike(tmp_path: Path, device: Path, step:
     grid = tmp_path / "grid.toml"
     grid.write_text(f'step_factor = ["auto", "none"]\nhardware = "{device.name}"\n')
     (tmp_path / device.name).write_bytes(device.read_bytes())
-    times = [row.step_ns for row in api.simulate_grid(grid, step).rows]
-    assert times == [done.step_ns, plain.step_ns]
+    swept = api.simulate_grid(grid, step)
+    assert [row.step_ns for row in swept.rows] == [done.step_ns, plain.step_ns]
+    assert list(swept.table().columns["correction"]) == [factor.factor, 1]
     text = done.headline()
     assert "; sum of operations " in text
     assert f"step factor {factor.factor:.2f}" in text
     assert "sum of operations " in done.to_html()
+
+
+def test_a_server_reports_that_it_applies_no_step_factor(device: Path) -> None:
+    found, requests = Diagnostics(), "closed:concurrency=2,prompt=64,output=4,requests=2"
+    done = api.serve(api.Server(model="Llama-3-8B", hardware=str(device)), requests, diagnostics=found)
+    plain = api.serve(api.Server(model="Llama-3-8B", hardware="H100-SXM"), requests)
+    assert done.makespan_ns == plain.makespan_ns
+    assert [event.location for event in found if event.code == "serving.step-factors"] == ["H100-SXM"]
 
 
 def test_the_factor_is_chosen_by_name_or_by_the_workload(device: Path, step: Path) -> None:
