@@ -12,9 +12,16 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from hespas.simulator.serving.engine_parameters import (
+    PARAMETERS_FILE,
+    EngineParameters,
+    engine_parameters,
+    shared_parameters,
+)
 from hespas.studies.serving import (
     CALIBRATIONS,
     EngineFit,
+    EvaluatedRun,
     RunReplay,
     ServingErrors,
     ServingPredictor,
@@ -23,7 +30,7 @@ from hespas.studies.serving import (
     read_rows,
     replay_runs,
 )
-from hespas.studies.serving.fit import PRIORS, PRIORS_FILE, EnginePrior, engine_priors, shared_priors
+from hespas.studies.serving.fit import PRIORS
 from tools.documents import ROOT, csv_text
 
 __all__ = ["main", "pages"]
@@ -53,7 +60,7 @@ Rows with `separate prefill and decode` servers (disaggregated serving) state th
 both kinds of servers. Their other settings are unknown: the simulation uses the defaults of the engine, no
 speculative tokens, and 400 Gb/s per device for KV caches. They are stacks of their own.
 """
-_LEFT_OUT = "one-per-deployment, new stack"
+_LEFT_OUT, _NEW_DEVICE = "one-per-deployment, new stack", "shipped, new device"
 _TARGETS = {"ttft": 0.16, "tpot": 0.07, "tokens_per_s": 0.06}
 _TARGET = """
 ## Against the targets
@@ -63,9 +70,13 @@ if one run of each *deployment* (device, framework, release, model, precision) i
 *stack* is a device, an engine, and for mixtures of experts the format of the experts. The calibrations differ
 in the runs that they use:
 
-- `none` uses none.
-- `one-per-deployment` uses that one run. Its prior is the parameters of the stack that ship with the
-  package (`engine_priors.toml`): fits to the rows of `calib`, which include other runs of the deployment.
+- `none` uses none, and simulates kernels alone.
+- `shipped` uses none. As in `hespas serve`, the parameters of the stack that ship with the package
+  (`engine_parameters.toml`) correct the kernels: fits to the rows of `calib`.
+- `{new_device}` leaves out the device: host times of prompts and requests are the medians of the engine's
+  stacks on other devices, and kernels are not corrected.
+- `one-per-deployment` uses that one run. Its prior is the parameters of `shipped`, whose rows include other
+  runs of the deployment.
 - `{left_out}` uses that one run as for a device that does not ship with the package.
   Its prior is the median parameters of the engine on the other devices.
 - `stack-and-one` uses it together with all runs of its stack. The weight of the run depends on how well one
@@ -120,18 +131,26 @@ time of its simulation; the value in parentheses includes the simulations for th
 
 
 def pages(
-    calibrations: list[ServingErrors], left_out: ServingErrors, replays: list[RunReplay]
+    calibrations: list[ServingErrors],
+    left_out: ServingErrors,
+    new_device: ServingErrors,
+    replays: list[RunReplay],
 ) -> dict[str, str]:
     """Return the page and a CSV of all errors by file name. ``left_out`` are fits to one run per deployment
-    whose priors are of other devices.
+    whose priors are of other devices, ``new_device`` predictions with parameters of other devices.
     """
     rows = calibrations[0].rows
     predicted = sum(each.status == "predicted" for each in rows)
-    target = _TARGET.format(**_TARGETS, predicted=predicted, wanted=len(rows), left_out=_LEFT_OUT)
+    target = _TARGET.format(
+        **_TARGETS, predicted=predicted, wanted=len(rows), left_out=_LEFT_OUT, new_device=_NEW_DEVICE
+    )
     parts = [
         _HEAD,
         target,
-        *_against_targets([(each.calibrate, each) for each in calibrations] + [(_LEFT_OUT, left_out)]),
+        *_against_targets(
+            [(each.calibrate, each) for each in calibrations]
+            + [(_NEW_DEVICE, new_device), (_LEFT_OUT, left_out)]
+        ),
         _MISSES,
         *_refused(calibrations[0]),
     ]
@@ -213,12 +232,12 @@ def _percent(value: float) -> str:
     return f"{value:.1%}" if value == value else "-"  # noqa: PLR0124 # NaN is the only number unlike itself
 
 
-def priors_text(fits: Mapping[str, EngineFit]) -> str:
+def parameters_text(fits: Mapping[str, EngineFit]) -> str:
     """Return the file of the parameters of engines."""
     lines = ["# Made by python -m tools.serving; do not edit. Times in ns, other parameters are factors."]
     for name, fit in sorted(fits.items()):
-        lines += ["", "[[prior]]", f'name = "{name}"', f"rows = {fit.rows}"]
-        lines += [f"apart = {float(fit.apart)}", "[prior.parameters]"]
+        lines += ["", "[[engine]]", f'name = "{name}"', f"rows = {fit.rows}"]
+        lines += [f"apart = {float(fit.apart)}", "[engine.parameters]"]
         lines += [f"{key} = {float(f'{getattr(fit.correction, key):.4g}')}" for key in PRIORS]
     return "\n".join(lines) + "\n"
 
@@ -232,24 +251,31 @@ def main() -> int:
     rows, predictor = read_rows(runs), ServingPredictor()
     known: dict[str, EngineFit] = {}
     evaluate_runs(rows, calibrate="stack", split=_SPLIT, predictor=predictor, cached_fits=known, priors={})
-    PRIORS_FILE.write_text(priors_text(known), encoding="utf-8")
-    engine_priors.cache_clear()
+    PARAMETERS_FILE.write_text(parameters_text(known), encoding="utf-8")
+    engine_parameters.cache_clear()
     calibrations = [
         evaluate_runs(rows, calibrate=each, split=_SPLIT, predictor=predictor, cached_fits=known)
         for each in CALIBRATIONS
     ]
-    stacks = {name: prior for name, prior in engine_priors().items() if name in known}
-    of_others: dict[str, EnginePrior] = {}
+    stacks = {name: prior for name, prior in engine_parameters().items() if name in known}
+    of_others: dict[str, EngineParameters] = {}
     for name in stacks:
         engine = name.partition(" ")[2]
-        shared = shared_priors(prior for prior in stacks.values() if prior.name != name)
+        shared = shared_parameters(prior for prior in stacks.values() if prior.name != name)
         if engine in shared:
             of_others[name] = shared[engine]
     left_out = evaluate_runs(
         rows, calibrate="one-per-deployment", split=_SPLIT, predictor=predictor, priors=of_others
     )
+    of_devices: list[EvaluatedRun] = []
+    for device in {row.hardware for row in rows}:
+        others = {name: stack for name, stack in stacks.items() if name.partition(" ")[0] != device}
+        members = [row for row in rows if row.hardware == device]
+        done = evaluate_runs(members, split=_SPLIT, predictor=predictor, priors=others)
+        of_devices += done.rows
+    new_device = ServingErrors(calibrate="shipped", rows=tuple(of_devices))
     replays = replay_runs(read_recorded(recorded, requests))
-    for name, text in pages(calibrations, left_out, replays).items():
+    for name, text in pages(calibrations, left_out, new_device, replays).items():
         (FOLDER / name).write_text(text, encoding="utf-8")
     return 0
 

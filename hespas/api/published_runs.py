@@ -304,6 +304,8 @@ _ServingCalibration = Annotated[
     Option(
         "Set the calibration data. A stack is a device and framework (for MoE also the experts' "
         "format); a deployment is a release, model and format on a stack.\n\n"
+        "shipped: as hespas serve, with the parameters of engines that ship with Hespas.\n\n"
+        "none: kernels alone.\n\n"
         "one-per-stack: one measured run per stack.\n\n"
         "one-per-deployment: one measured run per deployment.\n\n"
         "stack: a few parameters per stack, on all rows outside of the split devval.\n\n"
@@ -325,7 +327,7 @@ def validate_serving(
     table: _ServingTable = None,
     *,
     split: _Split = "",
-    calibrate: _ServingCalibration = "none",
+    calibrate: _ServingCalibration = "shipped",
     recorded: _Recorded = None,
     estimator: ChosenEstimator = "composite",
     progress: Progress | None = None,
@@ -344,7 +346,8 @@ def validate_serving(
     ``calibrate`` selects the rows of the fit. A stack is a device with a framework; a deployment is a stack
     with a release of the framework, a model and a number format:
 
-    - ``none``: no fit.
+    - ``shipped``: no fit; parameters of stacks that ship with the package, as in :func:`serve`.
+    - ``none``: no fit; kernels alone.
     - ``one-per-stack``, ``one-per-deployment``: one run of each.
     - ``stack``: a few parameters per stack, and per expert format for mixtures of experts, on all rows except
       the split ``devval``.

@@ -26,6 +26,7 @@ from hespas.graph.errors import UnsupportedError, UsageError, clipped
 from hespas.graph.hints import AtLeast, AtMost, NonNegativeInt, Option, PositiveInt, check_fields
 from hespas.hardware import load_device
 from hespas.simulator.serving import Correction, Policy, StepTimes, models_of, policy_of, step_times
+from hespas.simulator.serving.engine_parameters import EngineParameters, Stack, parameters_of
 
 __all__ = [
     "LAYOUT",
@@ -57,6 +58,7 @@ __all__ = [
     "ServingEngine",
     "ServingPrecision",
     "StepOverhead",
+    "UsedParameters",
 ]
 
 _MAX_OVERHEAD = 1e9
@@ -133,15 +135,37 @@ KvCacheTokens = Annotated[
     NonNegativeInt,
     _number("Set the KV-cache size per replica in tokens (0: all free memory).", SCHEDULER),
 ]
-StepOverhead = Annotated[_NonNegative, _number("Set the CPU overhead per step in microseconds.", _HOST, "US")]
+UsedParameters = Annotated[
+    Literal["shipped", "none"],
+    Option(
+        "Correct kernels and host times with the parameters of the engine that ship with Hespas, fitted to "
+        "measured servers, or simulate kernels alone.",
+        panel=_HOST,
+    ),
+]
+StepOverhead = Annotated[
+    _NonNegative | None,
+    _number("Set the CPU overhead per step in microseconds (default: the engine's).", _HOST, "US"),
+]
 SequenceOverhead = Annotated[
-    _NonNegative, _number("Set the CPU overhead per sequence of a step in microseconds.", _HOST, "US")
+    _NonNegative | None,
+    _number(
+        "Set the CPU overhead per sequence of a step in microseconds (default: the engine's).", _HOST, "US"
+    ),
 ]
 PromptOverhead = Annotated[
-    _NonNegative, _number("Set the CPU overhead per prompt of a step in microseconds.", _HOST, "US")
+    _NonNegative | None,
+    _number(
+        "Set the CPU overhead per prompt of a step in microseconds (default: the engine's).", _HOST, "US"
+    ),
 ]
 RequestOverhead = Annotated[
-    _NonNegative, _number("Set the fixed latency per request before queueing in milliseconds.", _HOST, "MS")
+    _NonNegative | None,
+    _number(
+        "Set the fixed latency per request before queueing in milliseconds (default: the engine's).",
+        _HOST,
+        "MS",
+    ),
 ]
 _PrefillServers = Annotated[
     NonNegativeInt,
@@ -280,8 +304,13 @@ class Server:
     ``expert_dtype`` is the element type of experts (empty: from ``precision``), ``kv_cache_dtype`` the
     element type of the KV cache. The server uses at most the fraction ``gpu_memory_utilization`` of the
     memory of a device. ``kv_cache_tokens`` is the size of the KV cache per replica in tokens (0: all free
-    memory). Overheads of the host are ``step_overhead_us`` per step, ``sequence_us`` per sequence and
-    ``prompt_us`` per prompt in the step, and ``request_overhead_ms`` per request before its first step.
+    memory).
+
+    ``engine_parameters`` selects the corrections of the engine that ship with the package
+    (:mod:`hespas.simulator.serving.engine_parameters`), or none. They hold for the default estimator.
+    Overheads of the host replace theirs: ``step_overhead_us`` per step, ``sequence_us`` per sequence and
+    ``prompt_us`` per prompt in the step, and ``request_overhead_ms`` per request before its first step (None:
+    as the parameters of the engine state; 0 without them).
 
     With ``prefill_servers`` and ``decode_servers``, prompts and answers have separate servers (disaggregated
     serving). ``tp``, ``dp`` and ``ep`` are the layout of a decode server, and of a prefill server unless
@@ -303,10 +332,11 @@ class Server:
     chunked: ChunkedPrompts = None
     gpu_memory_utilization: GpuMemoryUtilization = 0.9
     kv_cache_tokens: KvCacheTokens = 0
-    step_overhead_us: StepOverhead = 0.0
-    sequence_us: SequenceOverhead = 0.0
-    prompt_us: PromptOverhead = 0.0
-    request_overhead_ms: RequestOverhead = 0.0
+    engine_parameters: UsedParameters = "shipped"
+    step_overhead_us: StepOverhead = None
+    sequence_us: SequenceOverhead = None
+    prompt_us: PromptOverhead = None
+    request_overhead_ms: RequestOverhead = None
     prefill_servers: _PrefillServers = 0
     decode_servers: _DecodeServers = 0
     prefill_dp: _PrefillDp = 0
@@ -326,7 +356,7 @@ class Server:
                     hint="use bf16, f16, f8E4M3FN, i8, ...",
                 )
         for name in ("step_overhead_us", "sequence_us", "prompt_us", "request_overhead_ms"):
-            if not 0 <= getattr(self, name) <= _MAX_OVERHEAD:
+            if not 0 <= (getattr(self, name) or 0) <= _MAX_OVERHEAD:
                 raise UsageError(
                     f"invalid `{name}={getattr(self, name):g}`",
                     hint=f"use a value from 0 to {_MAX_OVERHEAD:g}",
@@ -405,8 +435,16 @@ class Server:
             fused=True,
         )
 
-    def times(self, step: ServingStep, context: int, diagnostics: Diagnostics) -> StepTimes:
-        """Return the estimated times of the server's steps, for sequences of at most ``context`` tokens."""
+    def times(
+        self,
+        step: ServingStep,
+        context: int,
+        diagnostics: Diagnostics,
+        parameters: EngineParameters | None = None,
+    ) -> StepTimes:
+        """Return the estimated times of the server's steps, for sequences of at most ``context`` tokens, with
+        the ``parameters`` of its engine.
+        """
         policy, device = self.policy(), load_device(self.hardware)
         if device.step_factors:
             diagnostics.warning(
@@ -427,13 +465,24 @@ class Server:
             diagnostics=estimated,
         )
         diagnostics.extend(estimated.as_warnings(_UNSEEN))
-        overheads = Correction(
-            step_ns=self.step_overhead_us * 1e3,
-            sequence_ns=self.sequence_us * 1e3,
-            prompt_ns=self.prompt_us * 1e3,
-            request_ns=self.request_overhead_ms * 1e6,
+        stated_ns = {
+            "step_ns": (self.step_overhead_us, 1e3),
+            "sequence_ns": (self.sequence_us, 1e3),
+            "prompt_ns": (self.prompt_us, 1e3),
+            "request_ns": (self.request_overhead_ms, 1e6),
+        }
+        correction = replace(
+            Correction() if parameters is None else parameters.correction,
+            **{name: time * unit for name, (time, unit) in stated_ns.items() if time is not None},
         )
-        return times.corrected(overheads)
+        return replace(times.corrected(correction), captured=policy.captured)
+
+    def parameters(self, step: ServingStep, *, is_disaggregated: bool = False) -> EngineParameters | None:
+        """Return the parameters of the engine that correct the times of ``step``; None without any."""
+        if self.engine_parameters == "none":
+            return None
+        stack = Stack(load_device(self.hardware).name, self.engine, step.expert_format, is_disaggregated)
+        return parameters_of(stack, self.estimator)
 
     def cache_size(self, step: ServingStep) -> float:
         """Return the size of the KV cache of a replica in tokens. Raises ``UnsupportedError`` if the

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from math import nan
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
@@ -41,6 +41,7 @@ from hespas.simulator.serving import (
     serve_replicas,
     weighted_percentile,
 )
+from hespas.simulator.serving.engine_parameters import EngineParameters
 
 __all__ = [
     "Percentiles",
@@ -95,7 +96,9 @@ class PoolRow(msgspec.Struct, frozen=True, kw_only=True):
 class ServingDocument(Document, frozen=True, kw_only=True):
     """Document of ``hespas serve --json``. Rates are over the whole run, from the first arrival to the last
     token. cache_tokens is the size of the KV cache of a replica. put_back is the number of preemptions. basis
-    has the shares of the bases of estimates in the kernel time of all steps. pools has separate prefill and
+    has the shares of the bases of estimates in the kernel time of all steps. engine_evidence are the measured
+    runs from which parameters of the engine correct these times (empty: none), and correction its factors and
+    host times; host times that the user states replace them. pools has separate prefill and
     decode servers; cache_tokens is then the cache of a decode replica.
     """
 
@@ -119,6 +122,8 @@ class ServingDocument(Document, frozen=True, kw_only=True):
     cache_tokens: Figure
     put_back: Count
     basis: list[BasisShare]
+    engine_evidence: str
+    correction: dict[str, Figure]
     times: list[Percentiles]
     pools: list[PoolRow] | msgspec.UnsetType = msgspec.UNSET
     rows: list[RequestRow] | msgspec.UnsetType = msgspec.UNSET
@@ -127,8 +132,9 @@ class ServingDocument(Document, frozen=True, kw_only=True):
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class ServingResult(Result):
     """Simulated serving: one run for each replica that had requests, or one run of separate prefill and
-    decode servers. ``kv_cache_tokens`` is the size of the KV cache of a replica. ``prefill`` are the separate
-    prefill servers. ``per_request`` is True if the document has a row per request.
+    decode servers. ``kv_cache_tokens`` is the size of the KV cache of a replica. ``parameters`` are those of
+    the engine that correct the times of steps. ``prefill`` are the separate prefill servers. ``per_request``
+    is True if the document has a row per request.
     """
 
     page_title: ClassVar[str] = "Requests to an LLM server"
@@ -138,6 +144,7 @@ class ServingResult(Result):
     runs: tuple[ServingRun, ...]
     kv_cache_tokens: float
     step_times: StepTimes
+    parameters: EngineParameters | None = None
     prefill: ReadyServer | None = None
     per_request: bool = False
     inputs: tuple[str, ...] = ()
@@ -183,8 +190,9 @@ class ServingResult(Result):
 
     @property
     def basis_text(self) -> str:
-        """Return the shares of :attr:`basis` as text; empty if no estimate states its basis."""
-        return basis_text(self.basis)
+        """Return the shares of :attr:`basis` and the measured runs behind the engine's parameters as text."""
+        engine = "" if self.parameters is None else f"engine: {self.parameters.evidence}"
+        return "; ".join(filter(None, (basis_text(self.basis), engine)))
 
     def headline(self) -> str:
         """Return the summary line: throughput, mean TTFT and mean TPOT."""
@@ -275,6 +283,8 @@ class ServingResult(Result):
             cache_tokens=self.kv_cache_tokens,
             put_back=sum(int(run.preemptions.sum()) for run in self.runs),
             basis=basis_of(self.basis),
+            engine_evidence="" if self.parameters is None else self.parameters.evidence,
+            correction=asdict(self.step_times.correction),
             times=self.times(),
             pools=msgspec.UNSET if self.prefill is None else pools,
             rows=rows,
@@ -358,8 +368,9 @@ class ServingResult(Result):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadyServer:
-    """Server with the estimated times of its steps, and the size of the KV cache of a replica in tokens.
-    ``prefill`` are its separate prefill servers; the other fields are then of the decode servers.
+    """Server with the estimated times of its steps, the parameters of its engine that correct them, and the
+    size of the KV cache of a replica in tokens. ``prefill`` are its separate prefill servers; the other
+    fields are then of the decode servers.
 
     Servers that differ only in limits of the scheduler and the cache share their step times.
     """
@@ -368,21 +379,26 @@ class ReadyServer:
     step: ServingStep
     times: StepTimes
     kv_cache_tokens: float
+    parameters: EngineParameters | None = None
     prefill: ReadyServer | None = None
 
     @classmethod
-    def of(cls, server: Server, context: int, diagnostics: Diagnostics) -> ReadyServer:
+    def of(
+        cls, server: Server, context: int, diagnostics: Diagnostics, *, is_disaggregated: bool = False
+    ) -> ReadyServer:
         """Estimate the steps of a server for sequences of at most ``context`` tokens. Raises the errors of
         :func:`serve`.
         """
         *separate, own = server.pools
         step = own.step()
+        parameters = own.parameters(step, is_disaggregated=is_disaggregated or bool(separate))
         return cls(
             server=server,
             step=step,
             kv_cache_tokens=own.cache_size(step),
-            times=own.times(step, context, diagnostics),
-            prefill=cls.of(separate[0], context, diagnostics) if separate else None,
+            times=own.times(step, context, diagnostics, parameters),
+            parameters=parameters,
+            prefill=cls.of(separate[0], context, diagnostics, is_disaggregated=True) if separate else None,
         )
 
     def run(self, requests: Requests, progress: Progress | None = None) -> ServingResult:
@@ -408,6 +424,7 @@ class ReadyServer:
             runs=runs,
             kv_cache_tokens=self.kv_cache_tokens,
             step_times=self.times,
+            parameters=self.parameters,
             prefill=prefill,
         )
 

@@ -50,6 +50,7 @@ from hespas.api.servers import (
     ServingEngine,
     ServingPrecision,
     StepOverhead,
+    UsedParameters,
 )
 from hespas.api.serving import ReadyServer
 from hespas.api.serving_plan_result import (
@@ -97,7 +98,7 @@ _METRICS = ("ttft", "tpot", "latency")
 _SHARED = (
     "model", "engine", "precision", "expert_dtype", "kv_cache_dtype", "gpu_memory_utilization",
     "kv_cache_tokens",
-    "step_overhead_us", "sequence_us", "prompt_us", "request_overhead_ms", "estimator",
+    "engine_parameters", "step_overhead_us", "sequence_us", "prompt_us", "request_overhead_ms", "estimator",
 )  # fmt: skip
 """Settings of a server that all configurations share."""
 
@@ -405,8 +406,12 @@ class _Space:
             return []
         widest = replace(server, max_batched_tokens=max(tokens), max_num_seqs=max(sequences))
         step = widest.step()
-        times = widest.times(step, context, self.sink)
-        return [ReadyServer(server=at, step=step, times=times, kv_cache_tokens=size) for at, size in sizes]
+        parameters = widest.parameters(step)
+        times = widest.times(step, context, self.sink, parameters)
+        return [
+            ReadyServer(server=at, step=step, times=times, kv_cache_tokens=size, parameters=parameters)
+            for at, size in sizes
+        ]
 
     def decided(
         self, searched: Sequence[tuple[_LayoutSearch, ReadyServer, int, _Point]], process: _Process
@@ -502,10 +507,11 @@ def plan_serving(
     chunked: ChunkedPrompts = None,
     gpu_memory_utilization: GpuMemoryUtilization = 0.9,
     kv_cache_tokens: KvCacheTokens = 0,
-    step_overhead_us: StepOverhead = 0.0,
-    sequence_us: SequenceOverhead = 0.0,
-    prompt_us: PromptOverhead = 0.0,
-    request_overhead_ms: RequestOverhead = 0.0,
+    engine_parameters: UsedParameters = "shipped",
+    step_overhead_us: StepOverhead = None,
+    sequence_us: SequenceOverhead = None,
+    prompt_us: PromptOverhead = None,
+    request_overhead_ms: RequestOverhead = None,
     estimator: ChosenEstimator = DEFAULT_ESTIMATOR,
     diagnostics: Diagnostics | None = None,
     progress: Progress | None = None,

@@ -246,6 +246,12 @@ class ServingStep:
         """Name of the model and the phase."""
         return f"{self.model.name}.{self.phase}"
 
+    @property
+    def expert_format(self) -> str:
+        """Return the element type of experts; empty for a model without experts."""
+        has_experts = any(isinstance(block, Experts) for block in self.model.blocks())
+        return (self.experts or self.precision.matmul) if has_experts else ""
+
     def sequences(self, phase: Phase | None = None) -> tuple[SequenceBatch, ...]:
         """Return the groups of sequences of a step; each group has equal numbers of new and cached tokens."""
         decode = SequenceBatch(self.batch, 1, self.context)

@@ -72,6 +72,8 @@ class Policy:
     that only process prompts (SGLang: scheduler-recv-interval). ``async_scheduling``: the scheduler forms the
     next step while the current one runs. ``batch_wait_iters``: maximum number of steps for which waiting
     requests are delayed, while sequences decode and a step has fewer than ``batch_wait_tokens`` tokens.
+    ``captured``: a step with prompts of at most so many tokens is launched as CUDA graphs (vLLM:
+    max_cudagraph_capture_size).
     """
 
     name: str = "vllm"
@@ -87,6 +89,7 @@ class Policy:
     async_scheduling: bool = False
     batch_wait_iters: int = 0
     batch_wait_tokens: int = 0
+    captured: int = 0
 
     def __post_init__(self) -> None:
         """Check the settings. Raises ``UsageError``."""
@@ -101,7 +104,7 @@ class Policy:
 
 
 POLICIES: Mapping[str, Policy] = {
-    "vllm": Policy(name="vllm", tokens=8192, sequences=1024, prefix_caching=True),
+    "vllm": Policy(name="vllm", tokens=8192, sequences=1024, prefix_caching=True, captured=512),
     "sglang": Policy(name="sglang", tokens=16384, sequences=1024, order="prefill-first", page_tokens=1),
     "trtllm": Policy(name="trtllm", tokens=8192, sequences=2048, page_tokens=32, reserves=True),
 }

@@ -24,19 +24,18 @@ from hespas.graph.columns import FloatArray, dtype
 from hespas.hardware import named_device
 from hespas.hardware.peaks import peak_for
 from hespas.simulator.serving import Correction
+from hespas.simulator.serving.engine_parameters import EngineParameters, engine_parameters, parameters_of
 from hespas.studies.errors import ErrorFigures, GroupErrors, finite, grouped, grouped_by
 from hespas.studies.serving.fit import (
     PRIORS,
     EngineFit,
-    EnginePrior,
-    engine_priors,
     fit_engine,
     one_point,
     point_of,
 )
 from hespas.studies.serving.predict import Capacity, MeanTimes, ServingPredictor, capacity_of, implied_rate
 from hespas.studies.serving.recorded import RunReplay
-from hespas.studies.serving.rows import ServingRow, deployment_of, engine_of, library_of
+from hespas.studies.serving.rows import ServingRow, deployment_of, engine_of, library_of, stack_of
 from hespas.validators.accuracy.document import DiagnosticJson, diagnostics_json
 
 __all__ = [
@@ -52,10 +51,11 @@ __all__ = [
 ]
 
 Calibrate = Literal[
-    "none", "one-per-stack", "one-per-deployment", "stack", "stack-and-one", "stack-and-deployment"
+    "none", "shipped", "one-per-stack", "one-per-deployment", "stack", "stack-and-one", "stack-and-deployment"
 ]
 CALIBRATIONS: tuple[Calibrate, ...] = get_args(Calibrate)
-"""Calibration data: none; one run of each engine on a device (the values say "stack"); one run of each
+"""Calibration data: none; the parameters of stacks that ship with the package, which are also those of
+:func:`hespas.api.serve`; one run of each engine on a device (the values say "stack"); one run of each
 deployment, which is an engine with release, model and precision; all runs of each engine, and for MoE models
 of each format of experts; these and one run of each deployment; these and all runs of each deployment.
 """
@@ -160,24 +160,24 @@ _GROUPINGS: dict[str, Callable[[EvaluatedRun], str]] = {
 def evaluate_runs(
     rows: Sequence[ServingRow],
     *,
-    calibrate: Calibrate = "none",
+    calibrate: Calibrate = "shipped",
     split: str = "",
     predictor: ServingPredictor | None = None,
     cached_fits: dict[str, EngineFit] | None = None,
-    priors: Mapping[str, EnginePrior] | None = None,
+    priors: Mapping[str, EngineParameters] | None = None,
 ) -> ServingErrors:
     """Predict the rows of a ``split`` (empty: all rows) and return their errors.
 
     Predictions are calibrated with the rows outside of the split ``devval``. ``cached_fits`` maps engines to
     fits from earlier calls with the same rows; new fits are added to it. ``priors`` are the parameters of
-    engines, by device and format of experts, from which fits to a single run start (None: from the package).
-    Names without a device apply to devices that have none.
+    stacks with which ``shipped`` predicts, and from which fits to a single run start (None: those of the
+    package). Names without a device apply to devices that have none.
     """
     chosen = predictor or ServingPredictor()
     fitting = [row for row in rows if row.split != _HELD_OUT_SPLIT and not isinstance(chosen.steps(row), str)]
     evaluated = [row for row in rows if not split or row.split == split]
     known = {} if cached_fits is None else cached_fits
-    shipped = engine_priors() if priors is None else priors
+    shipped = engine_parameters() if priors is None else priors
     corrections = _Corrections(calibrate, fitting, chosen, known, shipped)
     baseline = _NaiveBaseline(fitting)
     predictions = chosen.all_times(evaluated, corrections.of)
@@ -207,12 +207,14 @@ class _Corrections:
         rows: Sequence[ServingRow],
         predictor: ServingPredictor,
         cached_fits: dict[str, EngineFit],
-        priors: Mapping[str, EnginePrior],
+        priors: Mapping[str, EngineParameters],
     ) -> None:
         self.fits: dict[str, EngineFit] = {}
         self.points: set[int] = set()
         self._of: dict[str, Correction] = {}
         self._residuals: dict[str, FloatArray] = {}
+        self._shipped = priors if calibrate == "shipped" else {}
+        self._estimator = predictor.estimator
         for key, members in grouped_by(rows, library_of).items() if calibrate.startswith("stack") else ():
             fitted = cached_fits.get(key) or fit_engine(members, predictor)
             if fitted is not None:
@@ -252,10 +254,14 @@ class _Corrections:
 
     def of(self, row: ServingRow) -> Correction:
         """Return the correction for a row. If its engine is not calibrated, it is the default correction,
-        which changes nothing.
+        which changes nothing, or with ``shipped`` the one of the package.
         """
         names = (deployment_of(row), library_of(row), engine_of(row))
-        return next((self._of[name] for name in names if name in self._of), Correction())
+        fitted = next((self._of[name] for name in names if name in self._of), None)
+        if fitted is not None:
+            return fitted
+        shipped = parameters_of(stack_of(row), self._estimator, self._shipped)
+        return Correction() if shipped is None else shipped.correction
 
     def bounds(self, row: ServingRow, times: MeanTimes) -> tuple[MeanTimes | None, MeanTimes | None]:
         """Return the ends of the 90 % interval of a prediction; None if there are too few residuals."""

@@ -10,45 +10,33 @@ again at the end of a fit. Slopes are reused, so that fits need few simulations.
 measured); residuals beyond 15 % count linearly (soft L1). A deployment (release, model, precision) has
 separate parameters, whose prior is the parameters of its engine.
 
-``engine_priors.toml`` has parameters that ``python -m tools.serving`` fitted to the rows of a table that
-calibrate, by device and engine. They are the prior of fits to a single run. On a device without fits, the
-prior is the medians over the devices of the engine.
+The parameters of stacks that ship with the package (:mod:`hespas.simulator.serving.engine_parameters`) are
+the prior of fits to a single run. On a device without fits, the prior is the medians over the devices of the
+engine.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
-from pathlib import Path
-from statistics import median
 from typing import NamedTuple
 
-import msgspec
 import numpy as np
 
 from hespas.fitting.solvers import robust_least_squares
 from hespas.graph.columns import BoolArray, FloatArray
 from hespas.simulator.serving import Correction
-from hespas.studies.errors import grouped_by
 from hespas.studies.serving.predict import MeanTimes, ServingPredictor
 from hespas.studies.serving.rows import ServingRow, deployment_of
 
 __all__ = [
     "PRIORS",
-    "PRIORS_FILE",
     "EngineFit",
-    "EnginePrior",
-    "engine_priors",
     "fit_engine",
     "one_point",
     "point_of",
-    "shared_priors",
 ]
-
-PRIORS_FILE = Path(__file__).with_name("engine_priors.toml")
-"""The file of the parameters of engines."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,54 +127,6 @@ def fit_engine(rows: Sequence[ServingRow], predictor: ServingPredictor) -> Engin
         deployments=own,
         simulated=frozenset(row.row for row in linear.rows),
     )
-
-
-class EnginePrior(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Parameters of an engine on a device (``H100-SXM vllm``), for mixtures of experts with one format of
-    experts, fitted to ``rows`` runs. ``apart`` is as in :class:`EngineFit`.
-    """
-
-    name: str
-    rows: int
-    apart: float
-    parameters: dict[str, float]
-
-    @property
-    def correction(self) -> Correction:
-        """Return the parameters as a correction of step times."""
-        return Correction(**self.parameters)
-
-
-class _EnginePriors(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Contents of :data:`PRIORS_FILE`."""
-
-    prior: list[EnginePrior]
-
-
-@cache
-def engine_priors() -> Mapping[str, EnginePrior]:
-    """Return the parameters of engines that ship with the package, by name, and those of other devices by
-    name without the device.
-    """
-    document = msgspec.toml.decode(PRIORS_FILE.read_bytes(), type=_EnginePriors)
-    return shared_priors(document.prior) | {prior.name: prior for prior in document.prior}
-
-
-def shared_priors(priors: Iterable[EnginePrior]) -> dict[str, EnginePrior]:
-    """Return the median parameters of each engine over its devices, by name without the device (``vllm``,
-    ``trtllm nvfp4 experts``). They are the prior on other devices.
-    """
-    groups = grouped_by(list(priors), lambda prior: prior.name.partition(" ")[2])
-    return {
-        name: EnginePrior(
-            name=name,
-            rows=sum(prior.rows for prior in members),
-            apart=median(prior.apart for prior in members),
-            parameters={key: median(prior.parameters[key] for prior in members) for key in PRIORS},
-        )
-        for name, members in groups.items()
-        if name
-    }
 
 
 def point_of(rows: Sequence[ServingRow]) -> ServingRow:

@@ -45,8 +45,7 @@ class ServerLaunch:
     ``memory_share`` is a fraction of the device memory. If ``of_free`` is False, it is the fraction that the
     server uses. If ``of_free`` is True, it is the fraction of the memory left by weights that the KV cache
     uses. ``cache`` is the element type of the KV cache (empty: the precision of the model). ``drafts`` is the
-    number of speculative tokens per step (MTP). ``captured`` is the largest number of tokens of a prefill
-    step that runs as a CUDA graph.
+    number of speculative tokens per step (MTP).
     """
 
     policy: Policy
@@ -54,7 +53,6 @@ class ServerLaunch:
     of_free: bool = False
     cache: str = ""
     drafts: int = 0
-    captured: int = 0
 
 
 _MANY_CLIENTS, _LONG_INTERVAL, _SHORT_INTERVAL = 16, 30, 10
@@ -65,8 +63,8 @@ _MIN_TOKENS_DATE = "2026-01-20"
 """Since this date TensorRT-LLM's scripts set max_num_tokens to at least 8,192."""
 _BALANCED = 60
 """Maximum steps that data-parallel ranks of TensorRT-LLM wait until each of them has a prompt."""
-_CAPTURED, _MORE_CAPTURED = 512, 2048
-"""Largest step in tokens that vLLM captures as a CUDA graph: by default, and in some scripts."""
+_MORE_CAPTURED = 2048
+"""Largest step in tokens that vLLM captures as a CUDA graph in some scripts."""
 _MAX_CLIENTS_WITHOUT_MTP = 64
 """With more clients, DeepSeek in 8 bits always ran with speculative tokens on SGLang; with fewer, the table
 does not distinguish runs with and without them.
@@ -97,7 +95,7 @@ def launch_of(started: ServerStart) -> ServerLaunch:
 
 
 def _vllm(at: ServerStart) -> ServerLaunch:
-    sequences, share, cache, captured = at.clients, 0.9, "bf16", _CAPTURED
+    sequences, share, cache, captured = at.clients, 0.9, "bf16", policy_of("vllm").captured
     match at.model.partition("-")[0]:
         case "MiniMax":
             tokens, sequences = 8192, 1024
@@ -111,9 +109,10 @@ def _vllm(at: ServerStart) -> ServerLaunch:
             else:
                 sequences = at.clients
             policy = policy_of(
-                "vllm", tokens=tokens, sequences=sequences, page_tokens=page, async_scheduling=True
-            )
-            return ServerLaunch(policy=policy, memory_share=share, cache=cache, captured=captured)
+                "vllm", tokens=tokens, sequences=sequences, page_tokens=page, async_scheduling=True,
+                captured=captured,
+            )  # fmt: skip
+            return ServerLaunch(policy=policy, memory_share=share, cache=cache)
         case "GPT":
             captured = _MORE_CAPTURED
             if at.hardware == "B200-SXM":
@@ -126,8 +125,8 @@ def _vllm(at: ServerStart) -> ServerLaunch:
             share = 0.95
         case _:
             cache = "f8E4M3FN"
-    policy = policy_of("vllm", sequences=sequences, async_scheduling=True)
-    return ServerLaunch(policy=policy, memory_share=share, cache=cache, captured=captured)
+    policy = policy_of("vllm", sequences=sequences, async_scheduling=True, captured=captured)
+    return ServerLaunch(policy=policy, memory_share=share, cache=cache)
 
 
 def _sglang(at: ServerStart) -> ServerLaunch:
@@ -177,10 +176,8 @@ def _deepseek(at: ServerStart) -> ServerLaunch:
                 changes = {"batch_wait_iters": 40, "batch_wait_tokens": round(0.8 * tokens)}
         else:
             is_graph = short and at.layout.ep == 8
-    policy = _balanced(at, {"tokens": tokens, **changes})
-    return ServerLaunch(
-        policy=policy, memory_share=share, of_free=True, cache="f8E4M3FN", captured=tokens if is_graph else 0
-    )
+    policy = _balanced(at, {"tokens": tokens, "captured": tokens if is_graph else 0, **changes})
+    return ServerLaunch(policy=policy, memory_share=share, of_free=True, cache="f8E4M3FN")
 
 
 def _speculative_deepseek(at: ServerStart) -> ServerLaunch:
@@ -198,7 +195,8 @@ def _speculative_deepseek(at: ServerStart) -> ServerLaunch:
             and not (is_data_parallel and at.clients > 64)
         )
         is_graph |= at.output > at.prompt and at.clients == 64
-    policy = _balanced(at, {"tokens": tokens, "sequences": sequences})
+    captured = tokens if is_graph else 0
+    policy = _balanced(at, {"tokens": tokens, "sequences": sequences, "captured": captured})
     share = 0.7 if is_data_parallel and at.precision == "fp8" else 0.8
     return ServerLaunch(
         policy=policy,
@@ -206,7 +204,6 @@ def _speculative_deepseek(at: ServerStart) -> ServerLaunch:
         of_free=True,
         cache="f8E4M3FN",
         drafts=drafts,
-        captured=tokens if is_graph else 0,
     )
 
 

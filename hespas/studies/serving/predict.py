@@ -128,7 +128,7 @@ class ServingPredictor:
                 return f"the weights leave no memory for a KV cache in {step.layout.ranks} x {row.hardware}"
             launched = replace(
                 estimated.corrected(correction),
-                captured=row.launch.captured,
+                captured=row.launch.policy.captured,
                 speculative_tokens=row.launch.drafts,
                 draft_share=1 / len(step.model.layers),
             )

@@ -38,6 +38,7 @@ from hespas.simulator.serving import (
     serve_replicas,
     step_times,
 )
+from hespas.simulator.serving.engine_parameters import Stack, parameters_of
 from hespas.studies.serving.predict import Capacity, capacity_of, peak_concurrent
 
 __all__ = ["RecordedRun", "RunReplay", "read_recorded", "replay_runs"]
@@ -230,12 +231,15 @@ class _ReplayTimes:
 
 @dataclass(frozen=True, slots=True)
 class _PreparedRun:
-    """Recorded run with the step times, policy and KV-cache size of its server."""
+    """Recorded run with the step times, policy and KV-cache size of its server, and the parameters of its
+    engine that ship with the package (``shipped``).
+    """
 
     run: RecordedRun
     steps: StepTimes
     policy: Policy
     cache_tokens: float
+    shipped: Correction
     seconds: float
     """Time that the estimation of steps took [s]."""
 
@@ -289,13 +293,21 @@ def _prepared(run: RecordedRun, estimator: str) -> _PreparedRun:
     cache_tokens = run.cache_tokens
     if isnan(cache_tokens):
         cache_tokens = cached_tokens(step, memory, tokens=run.tokens, sequences=run.sequences)
-    return _PreparedRun(run, steps, policy, cache_tokens, perf_counter() - start)
+    shipped = parameters_of(Stack(device.name, run.engine, step.expert_format), estimator)
+    return _PreparedRun(
+        run,
+        replace(steps, captured=policy.captured),
+        policy,
+        cache_tokens,
+        Correction() if shipped is None else shipped.correction,
+        perf_counter() - start,
+    )
 
 
 def replay_runs(
     runs: Sequence[RecordedRun], *, estimator: str = "composite", diagnostics: Diagnostics | None = None
 ) -> list[RunReplay]:
-    """Replay each run twice: without and with calibration.
+    """Replay each run twice: with the parameters of engines that ship with the package, and calibrated.
 
     The calibration has two factors per device. The factor on all kernels is fitted to runs on one rank, the
     factor on collectives to runs on several ranks. The first fifth of the requests is used to calibrate, the
@@ -307,7 +319,7 @@ def replay_runs(
     for run in runs:
         try:
             prepared.append(_prepared(run, estimator))
-            uncalibrated.append(_compared(prepared[-1], Correction()))
+            uncalibrated.append(_compared(prepared[-1], prepared[-1].shipped))
             if (state := uncalibrated[-1].capacity) in {"near", "beyond"}:
                 text = f"{state} the capacity of its server: queueing dominates the TTFT"
                 messages.warning("serving.near-capacity", run.trace, text)
@@ -322,7 +334,7 @@ def replay_runs(
         if previous is not None and run.tp * run.dp == 1:
             continue  # it has no collectives
         names = _KERNELS if previous is None else ("collectives",)
-        correction = _calibrated(entry, previous or Correction(), names)
+        correction = _calibrated(entry, previous or entry.shipped, names)
         if correction is None:
             text = "not calibrated: no early request has more than one output token"
             messages.warning("serving.uncalibrated", run.trace, text)

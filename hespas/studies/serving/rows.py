@@ -28,6 +28,7 @@ from hespas.graph.deprecation import RenamedAttribute
 from hespas.graph.errors import UsageError, clipped
 from hespas.hardware import canonical_name
 from hespas.simulator.serving import POLICIES, Policy
+from hespas.simulator.serving.engine_parameters import Stack
 from hespas.studies.serving.launches import ServerLaunch, ServerStart, has_data_parallel_ranks, launch_of
 
 __all__ = [
@@ -38,6 +39,7 @@ __all__ = [
     "library_of",
     "read_rows",
     "refuse_empty_split",
+    "stack_of",
 ]
 
 _Degree = Annotated[int, Column(low=0)]
@@ -155,17 +157,18 @@ def engine_of(row: ServingRow) -> str:
     """Return a name for the device and the serving engine of a row. Engines with separate prefill and decode
     servers have other routers and overheads.
     """
-    return f"{row.hardware} {row.engine}{' disaggregated' if row.prefill else ''}"
+    return Stack(row.hardware, row.engine, is_disaggregated=row.prefill is not None).name
+
+
+def stack_of(row: ServingRow) -> Stack:
+    """Return the device and the serving engine of a row, and for MoE models the format of experts."""
+    experts = "" if row.step is None else row.step.expert_format
+    return Stack(row.hardware, row.engine, experts, row.prefill is not None)
 
 
 def library_of(row: ServingRow) -> str:
-    """Return a name for the kernels that a row uses: device and engine, and for MoE models the format of
-    experts.
-    """
-    step = row.step
-    if step is None or not any(isinstance(block, Experts) for block in step.model.blocks()):
-        return engine_of(row)
-    return f"{engine_of(row)} {step.experts or step.precision.matmul} experts"
+    """Return a name for the kernels that a row uses: the name of its stack."""
+    return stack_of(row).name
 
 
 def deployment_of(row: ServingRow) -> str:

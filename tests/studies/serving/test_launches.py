@@ -41,9 +41,9 @@ def test_sglang_in_8_bits_guesses_with_more_clients_than_it_ran_without() -> Non
 
 def test_tensorrt_llm_works_on_whole_prompts_of_its_day() -> None:
     launch = launch_of(_DEEPSEEK)
-    assert (launch.policy.tokens, launch.policy.chunked, launch.captured) == (8192, False, 8192)
+    assert (launch.policy.tokens, launch.policy.chunked, launch.policy.captured) == (8192, False, 8192)
     before = launch_of(replace(_DEEPSEEK, date="2025-11-02"))
-    assert (before.policy.tokens, before.captured) == (1152, 0)
+    assert (before.policy.tokens, before.policy.captured) == (1152, 0)
     held = launch_of(replace(_DEEPSEEK, precision="fp8"))
     assert (held.policy.batch_wait_iters, held.policy.batch_wait_tokens) == (40, round(0.8 * 8192))
 

@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from hespas.cli.validate import app
 from hespas.graph.errors import FormatError
 from hespas.simulator.serving import SHARES, Correction, Requests, policy_of, serve
+from hespas.simulator.serving.engine_parameters import EngineParameters, engine_parameters
 from hespas.studies.serving import (
     EvaluatedRun,
     ServingPredictor,
@@ -27,8 +28,6 @@ from hespas.studies.serving.curves import load_curves
 from hespas.studies.serving.fit import (
     PRIORS,
     EngineFit,
-    EnginePrior,
-    engine_priors,
     fit_engine,
     one_point,
     point_of,
@@ -211,8 +210,8 @@ def test_one_point_comes_nearer_to_its_own_run(tmp_path: Path, predictor: Servin
 def test_a_fit_to_one_run_starts_from_its_engine(tmp_path: Path, predictor: ServingPredictor) -> None:
     truth = {key: prior.at for key, prior in PRIORS.items()} | {"products": 1.5, "request_ns": 8e7}
     rows = _measured(tmp_path, predictor, Correction(**truth))
-    prior = EnginePrior(name="H100-SXM vllm", rows=6, apart=0.2, parameters=truth)
-    other = EnginePrior(name="H100-SXM sglang", rows=6, apart=0.2, parameters=truth)
+    prior = EngineParameters(name="H100-SXM vllm", rows=6, apart=0.2, parameters=truth)
+    other = EngineParameters(name="H100-SXM sglang", rows=6, apart=0.2, parameters=truth)
     known, unknown = (
         evaluate_runs(rows, calibrate="one-per-deployment", predictor=predictor, priors={one.name: one})
         for one in (prior, other)
@@ -227,7 +226,7 @@ def test_a_fit_to_one_run_starts_from_its_engine(tmp_path: Path, predictor: Serv
 
 
 def test_engines_of_the_package_have_all_parameters() -> None:
-    shipped = engine_priors()
+    shipped = engine_parameters()
     assert {"H100-SXM vllm", "H100-SXM sglang", "B200-SXM trtllm nvfp4 experts"} <= shipped.keys()
     for name, prior in shipped.items():
         assert prior.name == name
