@@ -16,7 +16,8 @@ from hespas.api import Server
 from hespas.api.request_log import requests_of
 from hespas.graph import Diagnostics, Severity
 from hespas.graph.errors import FormatError, UnsupportedError, UsageError
-from hespas.simulator.serving import Requests
+from hespas.simulator.serving import Correction, Requests
+from hespas.simulator.serving.engine_parameters import engine_parameters
 
 _LLAMA = Server(model="Llama-3-8B", hardware="H100-SXM")
 
@@ -45,6 +46,50 @@ def test_a_device_without_measurements_is_a_warning(hardware: str, is_warned: bo
     hespas.serve(server, "closed:concurrency=1,prompt=64,output=4,requests=1", diagnostics=found)
     warned = {entry.code for entry in found if entry.severity is Severity.WARNING}
     assert ("learned.unseen-device" in warned) == is_warned
+
+
+_FEW = "closed:concurrency=2,prompt=256,output=8,requests=4"
+
+
+def test_parameters_of_the_engine_correct_its_steps() -> None:
+    done, plain = (
+        hespas.serve(replace(_LLAMA, engine_parameters=choice), _FEW) for choice in ("shipped", "none")
+    )
+    shipped = engine_parameters()["H100-SXM vllm"]
+    assert done.step_times.correction == shipped.correction
+    assert done.basis_text.endswith(f"; engine: {shipped.rows} runs of H100-SXM vllm")
+    assert plain.step_times.correction == Correction()
+    assert "engine" not in plain.basis_text
+    document = json.loads(done.to_json())
+    assert document["engine_evidence"] == shipped.evidence
+    assert document["correction"]["products"] == shipped.correction.products
+    assert np.mean(plain.ttft_ns) != np.mean(done.ttft_ns)
+
+
+def test_stated_host_times_replace_those_of_the_engine() -> None:
+    server = replace(_LLAMA, step_overhead_us=0.0, request_overhead_ms=20.0)
+    shipped = engine_parameters()["H100-SXM vllm"].correction
+    found = hespas.serve(server, _FEW).step_times.correction
+    assert found == replace(shipped, step_ns=0.0, request_ns=20e6)
+    plain = hespas.serve(replace(server, engine_parameters="none"), _FEW).step_times.correction
+    assert plain == Correction(request_ns=20e6)
+
+
+def test_host_times_carry_over_to_a_device_without_measured_servers() -> None:
+    done = hespas.serve(replace(_LLAMA, hardware="MI300X"), _FEW)
+    assert "; engine: host times of " in done.basis_text
+    correction = done.step_times.correction
+    assert correction.products == correction.attention == 1
+    assert correction.request_ns > 0
+
+
+def test_separate_servers_have_parameters_of_separate_servers() -> None:
+    server = replace(_LLAMA, engine="trtllm", prefill_servers=1, decode_servers=1)
+    done = hespas.serve(server, _FEW)
+    assert done.parameters is not None
+    assert "trtllm disaggregated" in done.parameters.name
+    assert done.prefill is not None
+    assert done.prefill.parameters == done.parameters
 
 
 def test_a_prompt_is_no_time_between_tokens() -> None:

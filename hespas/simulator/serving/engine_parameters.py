@@ -51,7 +51,7 @@ class EngineParameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     def evidence(self) -> str:
         """Return the measured runs behind the parameters."""
         runs = f"{self.rows:,} run{'s' * (self.rows != 1)} of {self.name}"
-        return f"host times of {runs} on other devices" if self.parameters.keys() == _CARRIED else runs
+        return f"host times of {runs} on other stacks" if self.parameters.keys() == _CARRIED else runs
 
     @property
     def correction(self) -> Correction:
@@ -109,17 +109,18 @@ def parameters_of(
     """Return the parameters of a stack. None if no device has runs of the engine, or if steps are estimated
     with another ``estimator`` than in the fits.
 
-    A stack without measured runs gets the host times of prompts and requests of its engine, without its
-    device: the medians over all stacks of the engine. ``known`` has parameters by name (None: those of the
-    package).
+    A stack with fewer measured runs than parameters gets the host times of prompts and requests of its
+    engine: the medians over the stacks of the engine with more runs. ``known`` has parameters by name (None:
+    those of the package).
     """
     if estimator != _ESTIMATOR:
         return None
     stacks = engine_parameters() if known is None else known
-    if stack.name in stacks:
-        return stacks[stack.name]
+    fitted = {name: each for name, each in stacks.items() if each.rows >= len(each.parameters)}
+    if stack.name in fitted:
+        return fitted[stack.name]
     members: list[EngineParameters] = []
-    for each in stacks.values():
+    for each in fitted.values():
         words = each.name.split(" ")
         if words[1:2] == [stack.engine] and ("disaggregated" in words) == stack.is_disaggregated:
             members.append(each)

@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 from typer.testing import CliRunner
 
+from hespas.api import Server
 from hespas.cli.validate import app
 from hespas.graph.errors import FormatError
 from hespas.simulator.serving import SHARES, Correction, Requests, policy_of, serve
@@ -223,6 +224,21 @@ def test_a_fit_to_one_run_starts_from_its_engine(tmp_path: Path, predictor: Serv
     assert len(errors[0]) == len(errors[1]) == 5
     assert max(errors[0]) < 0.01
     assert max(errors[1]) > 0.05
+
+
+def test_runs_are_predicted_with_the_parameters_of_the_server(
+    tmp_path: Path, predictor: ServingPredictor
+) -> None:
+    rows = read_rows(_table(tmp_path, *_loads()))
+    done = evaluate_runs(rows, predictor=predictor)
+    shipped, predicted = engine_parameters(), 0
+    for row, found in zip(rows, done.rows, strict=True):
+        if found.status == "predicted":
+            server = Server(model=row.model, hardware=row.hardware, engine="vllm", tp=row.layout.tp)
+            assert server.parameters(server.step()) == shipped["H100-SXM vllm"]
+            assert found.predicted == predictor.times(row, shipped["H100-SXM vllm"].correction)
+            predicted += 1
+    assert predicted
 
 
 def test_engines_of_the_package_have_all_parameters() -> None:

@@ -1,0 +1,80 @@
+"""Parameters of serving engines: those of a stack, and the host times that carry over to other devices."""
+
+from __future__ import annotations
+
+import pytest
+
+from hespas.simulator.serving import Correction
+from hespas.simulator.serving.engine_parameters import (
+    EngineParameters,
+    Stack,
+    engine_parameters,
+    parameters_of,
+)
+
+HOST = {"prompt_ns", "request_ns", "launch_ns"}
+
+
+def parameters(name: str, rows: int = 20, **values: float) -> EngineParameters:
+    """Return parameters of a stack that change ``values``."""
+    all_values = {key: getattr(Correction(), key) for key in Correction.__dataclass_fields__}
+    return EngineParameters(name=name, rows=rows, apart=0.2, parameters=all_values | values)
+
+
+KNOWN = {
+    each.name: each
+    for each in (
+        parameters("A vllm", products=1.3, request_ns=1e6, launch_ns=2e4),
+        parameters("B vllm", products=1.5, request_ns=3e6, launch_ns=4e4),
+        parameters("B vllm nvfp4 experts", products=2.0, request_ns=8e6, launch_ns=9e4),
+        parameters("B vllm disaggregated", request_ns=7e6),
+        parameters("F vllm", rows=2, request_ns=5e9),
+        parameters("B sglang", request_ns=9e9),
+    )
+}
+
+
+def test_a_stack_has_its_own_parameters() -> None:
+    assert parameters_of(Stack("B", "vllm"), "composite", KNOWN) is KNOWN["B vllm"]
+    experts = parameters_of(Stack("B", "vllm", "nvfp4"), "composite", KNOWN)
+    assert experts is KNOWN["B vllm nvfp4 experts"]
+    separate = parameters_of(Stack("B", "vllm", "", True), "composite", KNOWN)
+    assert separate is KNOWN["B vllm disaggregated"]
+
+
+@pytest.mark.parametrize(
+    "stack",
+    [Stack("C", "vllm"), Stack("My device", "vllm"), Stack("A", "vllm", "i4"), Stack("F", "vllm")],
+)
+def test_host_times_of_the_engine_carry_over(stack: Stack) -> None:
+    carried = parameters_of(stack, "composite", KNOWN)
+    assert carried is not None
+    assert carried.parameters.keys() == HOST
+    assert carried.correction == Correction(request_ns=3e6, launch_ns=4e4)
+    assert carried.evidence == "host times of 60 runs of vllm on other stacks"
+
+
+def test_separate_servers_have_host_times_of_separate_servers() -> None:
+    carried = parameters_of(Stack("C", "vllm", "", True), "composite", KNOWN)
+    assert carried is not None
+    assert carried.correction.request_ns == 7e6
+    assert carried.evidence == "host times of 20 runs of vllm disaggregated on other stacks"
+
+
+def test_nothing_is_known_of_other_engines_and_estimators() -> None:
+    assert parameters_of(Stack("B", "trtllm"), "composite", KNOWN) is None
+    assert parameters_of(Stack("B", "vllm"), "roofline", KNOWN) is None
+
+
+def test_shipped_stacks_are_found_by_their_names() -> None:
+    for name, shipped in engine_parameters().items():
+        device, _, rest = name.partition(" ")
+        engine, *words = rest.split(" ")
+        if engine not in {"vllm", "sglang", "trtllm"}:
+            continue  # a name without a device, for fits
+        experts = words[-2] if words and words[-1] == "experts" else ""
+        stack = Stack(device, engine, experts, "disaggregated" in words)
+        assert stack.name == name
+        used = parameters_of(stack, "composite")
+        assert (used is shipped) == (shipped.rows >= len(shipped.parameters))
+        assert used is None or name in used.evidence or used.evidence.startswith("host times of ")
