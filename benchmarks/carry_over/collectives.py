@@ -20,7 +20,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from benchmarks.carry_over.figures import Case, parser_of, tell
+from benchmarks.carry_over.figures import Case, parser_of, print_figures
 from hespas.estimators.collective_links import RankLayout
 from hespas.estimators.collectives import MEASURED, RELATIONS, Collectives, reference_devices_of
 from hespas.fitting.collectives import fit_collectives
@@ -131,7 +131,7 @@ def main() -> None:
     parser.add_argument("--split", default="devval", help="rows that are scored (default: devval)")
     arguments = parser.parse_args()
     tables = [read_measurements(arguments.tables / name) for name in TABLES]
-    tell(cases(tables, arguments.split), arguments)
+    print_figures(cases(tables, arguments.split), arguments)
 
 
 if __name__ == "__main__":

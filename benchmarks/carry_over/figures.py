@@ -17,7 +17,7 @@ from hespas.fitting.statistics import error_figures
 from hespas.graph.columns import FloatArray
 from hespas.measurements import Measurements, read_measurements
 
-__all__ = ["Case", "Figures", "figures", "parser_of", "summary", "tell", "tell_of_parts", "text"]
+__all__ = ["Case", "Figures", "figures", "parser_of", "print_figures", "print_parts", "summary", "text"]
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -104,7 +104,7 @@ def parser_of(description: str | None) -> argparse.ArgumentParser:
     return parser
 
 
-def tell(every: Iterable[Case], arguments: argparse.Namespace) -> None:
+def print_figures(every: Iterable[Case], arguments: argparse.Namespace) -> None:
     """Print the figures, and write them where that is asked for."""
     found = summary(list(every))
     before: dict[str, Figures] = {}
@@ -115,7 +115,7 @@ def tell(every: Iterable[Case], arguments: argparse.Namespace) -> None:
         arguments.json.write_bytes(msgspec.json.format(msgspec.json.encode(found)) + b"\n")
 
 
-def tell_of_parts(
+def print_parts(
     doc: str | None,
     cases: Callable[[LearnedPart, Measurements, int], Iterable[Case]],
     *,
@@ -130,7 +130,7 @@ def tell_of_parts(
     parser.add_argument("--rows", type=int, default=rows, help=rows_help)
     arguments = parser.parse_args()
     parts = [part for part in PARTS if not arguments.part or part.name in arguments.part]
-    tell(
+    print_figures(
         (
             case
             for part in parts

@@ -22,7 +22,7 @@ from dataclasses import replace
 import numpy as np
 from msgspec.structs import replace as with_fields
 
-from benchmarks.carry_over.figures import Case, tell_of_parts
+from benchmarks.carry_over.figures import Case, print_parts
 from hespas.estimators.interface import OperationModel
 from hespas.estimators.learned.inference import LoadedModels
 from hespas.estimators.learned.serialization import LearnedModel, load_model, shipped_folder
@@ -87,7 +87,7 @@ def cases(part: LearnedPart, table: Measurements, rows: int) -> Iterator[Case]:
 
 def main() -> None:
     """Print the figures."""
-    tell_of_parts(__doc__, cases, rows=2000, rows_help="rows of each device (default: 2000)")
+    print_parts(__doc__, cases, rows=2000, rows_help="rows of each device (default: 2000)")
 
 
 if __name__ == "__main__":

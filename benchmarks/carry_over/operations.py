@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from benchmarks.carry_over.figures import Case, tell_of_parts
+from benchmarks.carry_over.figures import Case, print_parts
 from hespas.estimators.interface import OperationModel
 from hespas.estimators.learned.inference import LoadedModels
 from hespas.estimators.roofline import Roofline
@@ -114,7 +114,7 @@ def cases(part: LearnedPart, table: Measurements, rows: int) -> Iterator[Case]:
 
 def main() -> None:
     """Print the figures."""
-    tell_of_parts(__doc__, cases, rows=4000, rows_help="rows of each device in a fit (default: 4000)")
+    print_parts(__doc__, cases, rows=4000, rows_help="rows of each device in a fit (default: 4000)")
 
 
 if __name__ == "__main__":
