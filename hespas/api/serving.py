@@ -132,8 +132,8 @@ class ServingDocument(Document, frozen=True, kw_only=True):
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class ServingResult(Result):
     """Simulated serving: one run for each replica that had requests, or one run of separate prefill and
-    decode servers. ``kv_cache_tokens`` is the size of the KV cache of a replica. ``parameters`` are those of
-    the engine that correct the times of steps. ``prefill`` are the separate prefill servers. ``per_request``
+    decode servers. ``kv_cache_tokens`` is the size of the KV cache of a replica. ``parameters``
+    of the engine correct the times of steps. ``prefill`` are the separate prefill servers. ``per_request``
     is True if the document has a row per request.
     """
 

@@ -85,7 +85,7 @@ class Stack(NamedTuple):
 
 @cache
 def engine_parameters() -> Mapping[str, EngineParameters]:
-    """Return the parameters of stacks that ship with the package, by name, and those of other devices by
+    """Return the parameters of stacks that ship with the package by name, and their medians over devices by
     name without the device.
     """
     document = msgspec.toml.decode(PARAMETERS_FILE.read_bytes(), type=_EngineParametersFile)
@@ -110,22 +110,24 @@ def parameters_of(
     with another ``estimator`` than in the fits.
 
     A stack with fewer measured runs than parameters gets the host times of prompts and requests of its
-    engine: the medians over the stacks of the engine with more runs. ``known`` has parameters by name (None:
-    those of the package).
+    engine: the medians over the stacks of the engine with more runs. Separate prefill and decode servers of
+    an engine without such runs get the parameters of servers that do both. ``known`` has parameters by name
+    (None: all that ship).
     """
     if estimator != _ESTIMATOR:
         return None
     stacks = engine_parameters() if known is None else known
-    fitted = {name: each for name, each in stacks.items() if each.rows >= len(each.parameters)}
+    fitted = {name: fit for name, fit in stacks.items() if fit.rows >= len(fit.parameters)}
     if stack.name in fitted:
         return fitted[stack.name]
     members: list[EngineParameters] = []
-    for each in fitted.values():
-        words = each.name.split(" ")
+    for parameters in fitted.values():
+        words = parameters.name.split(" ")
         if words[1:2] == [stack.engine] and ("disaggregated" in words) == stack.is_disaggregated:
-            members.append(each)
+            members.append(parameters)
     if not members:
-        return None
+        together = stack._replace(is_disaggregated=False)
+        return parameters_of(together, estimator, known) if stack.is_disaggregated else None
     shared = _medians(Stack("", stack.engine, is_disaggregated=stack.is_disaggregated).name, members)
     carried = {key: value for key, value in shared.parameters.items() if key in _CARRIED}
     return msgspec.structs.replace(shared, parameters=carried)

@@ -54,7 +54,7 @@ Calibrate = Literal[
     "none", "shipped", "one-per-stack", "one-per-deployment", "stack", "stack-and-one", "stack-and-deployment"
 ]
 CALIBRATIONS: tuple[Calibrate, ...] = get_args(Calibrate)
-"""Calibration data: none; the parameters of stacks that ship with the package, which are also those of
+"""Calibration data: none; the parameters of stacks that ship with the package, as in
 :func:`hespas.api.serve`; one run of each engine on a device (the values say "stack"); one run of each
 deployment, which is an engine with release, model and precision; all runs of each engine, and for MoE models
 of each format of experts; these and one run of each deployment; these and all runs of each deployment.
@@ -170,8 +170,8 @@ def evaluate_runs(
 
     Predictions are calibrated with the rows outside of the split ``devval``. ``cached_fits`` maps engines to
     fits from earlier calls with the same rows; new fits are added to it. ``priors`` are the parameters of
-    stacks with which ``shipped`` predicts, and from which fits to a single run start (None: those of the
-    package). Names without a device apply to devices that have none.
+    stacks with which ``shipped`` predicts, and from which fits to a single run start (None: all that
+    ship). Names without a device apply to devices that have none.
     """
     chosen = predictor or ServingPredictor()
     fitting = [row for row in rows if row.split != _HELD_OUT_SPLIT and not isinstance(chosen.steps(row), str)]

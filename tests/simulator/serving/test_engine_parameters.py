@@ -61,6 +61,13 @@ def test_separate_servers_have_host_times_of_separate_servers() -> None:
     assert carried.evidence == "host times of 20 runs of vllm disaggregated on other stacks"
 
 
+def test_separate_servers_without_runs_are_servers_that_do_both() -> None:
+    known = {name: each for name, each in KNOWN.items() if "disaggregated" not in name}
+    stack = Stack("B", "vllm", "", True)
+    assert parameters_of(stack, "composite", known) is known["B vllm"]
+    assert parameters_of(stack._replace(engine="trtllm"), "composite", known) is None
+
+
 def test_nothing_is_known_of_other_engines_and_estimators() -> None:
     assert parameters_of(Stack("B", "trtllm"), "composite", KNOWN) is None
     assert parameters_of(Stack("B", "vllm"), "roofline", KNOWN) is None
@@ -77,4 +84,3 @@ def test_shipped_stacks_are_found_by_their_names() -> None:
         assert stack.name == name
         used = parameters_of(stack, "composite")
         assert (used is shipped) == (shipped.rows >= len(shipped.parameters))
-        assert used is None or name in used.evidence or used.evidence.startswith("host times of ")
