@@ -124,6 +124,20 @@ _COPY_START = 0.5
 
 _BAGS = ("embedding_bag", "lookup")
 """Parts of names of gathers that sum rows, also if each sum has one row."""
+_KERNELS_OF_BAGS: Mapping[str, float] = {
+    "embedding_dense_backward": 12.0,
+    "permute_sparse_features": 8.0,
+    **{
+        f"cppnode<splitlookupfunction_{name}_op>": 22.0
+        for name in ("rowwise_adagrad", "approx_rowwise_adagrad")
+    },
+}
+_ROW_OF_BAG = 2 * _ROWS_OF_KIND["reduction"]
+"""Operations of embedding tables that start a group of threads for each bag and for each row that they sum,
+with the numbers of their kernels (fbgemm: sums of lengths and a copy; radix sort, run lengths and updates).
+``_ROW_OF_BAG`` is the cost of such a start: a group first reads where its bag lies, then the bag, so that two
+loads follow each other.
+"""
 
 
 def _columns(ops: Operations, machine: MachineRates) -> Columns:
@@ -134,9 +148,14 @@ def _columns(ops: Operations, machine: MachineRates) -> Columns:
     trains = of_channels & (ops.flops > _FLOPS_OF_INFERENCE * rows * columns)
     share = np.where(of_channels & ~trains, 0.0, share)
     passes = np.where(trains, _PASSES_OF_TRAINING, 1.0)
+    # Gathers that sum read whole rows in vectors: their work is that of all rows, not of the sums.
+    summed = np.where(_are(ops.kind, ("gather",)), np.nan_to_num(ops.flops), 0.0)
+    kernels = np.array([_KERNELS_OF_BAGS.get(name, 0.0) for name in ops.op.names])[ops.op.row]
+    by_bag = kernels > 0
+    share = np.where(by_bag, _ROW_OF_BAG, share)
     by_row = share > 0
     length = columns / _GROUP
-    shares_group = ~_are(ops.kind, ("normalization",)) | _are(ops.op, _SHORT_ROWS)
+    shares_group = ~(_are(ops.kind, ("normalization",)) | by_bag) | _are(ops.op, _SHORT_ROWS)
     shared = np.where(length < 1, np.where(shares_group, length, 1.0), length**_LENGTH)
     parts = np.where(_are(ops.op, _SCANS) & (rows == 1), float(machine.units), 1.0)
     row_bytes = columns * machine.activation_bytes / parts
@@ -150,11 +169,10 @@ def _columns(ops: Operations, machine: MachineRates) -> Columns:
     strided = (np.nan_to_num(ops.dim(STRIDED)) > 0) | always
     walks = np.where(ragged | trains, _WALKS_OF_ROW, np.where(strided | of_channels, 1.0, 0.0))
     walks = np.where(_are(ops.op, _CHECKS), _WALKS_OF_CHECK, walks)
-    # Gathers that sum read whole rows in vectors: their work is that of all rows, not of the sums.
-    summed = np.where(_are(ops.kind, ("gather",)), np.nan_to_num(ops.flops), 0.0)
     of_bags = np.array([any(word in name for word in _BAGS) for name in ops.op.names], np.bool_)[ops.op.row]
     walks = np.where((summed > 0) | of_bags, 0.0, walks)
     elements = rows * columns + summed
+    started = rows + np.where(by_bag, summed / columns, 0.0)
     slots = np.nan_to_num(ops.flops) + _SLOTS_OF_FUNCTION * np.nan_to_num(ops.transcendentals)
     inner_ns = _FLOPS_OF_SLOT * slots / machine.lane_flops_per_ns
     start = np.where(walks > 0, _WALK_START_NS, 0.0) + np.where(
@@ -165,9 +183,9 @@ def _columns(ops: Operations, machine: MachineRates) -> Columns:
         "element_ns": elements / machine.lane_flops_per_ns,
         "inner_ns": np.where(_are(ops.op, _FUSED), inner_ns, 0.0),
         "walks": walks,
-        "rows": np.where(by_row, rows / machine.units * shared * share, 0.0),
+        "rows": np.where(by_row, started / machine.units * shared * share, 0.0),
         "start_ns": start,
-        "starts": np.where(_are(ops.op, _COPIED), _COPY_START, 1.0),
+        "starts": np.where(_are(ops.op, _COPIED), _COPY_START, np.maximum(kernels, 1.0)),
         "lines_ns": np.nan_to_num(ops.dim(SCATTERED))
         * machine.line_bytes
         / (machine.bytes_per_ns * machine.cache_rate),

@@ -20,12 +20,13 @@ from hespas.costs.aten.custom import plugin_rule, user_rule
 from hespas.costs.aten.experts import PARTS
 from hespas.costs.aten.fused import ATTENTION, FALLBACK, attention
 from hespas.costs.aten.generated import generated_kernel
-from hespas.costs.aten.serving import SERVING, SERVING_COMPOSITE
+from hespas.costs.aten.serving import FORWARD, SERVING, SERVING_COMPOSITE
 from hespas.graph import DType
 
 __all__ = [
     "ATEN",
     "COMPOSITE",
+    "FORWARD",
     "PARTS",
     "VIEWS",
     "CallTexts",
@@ -280,7 +281,8 @@ def aten_cost(
 
     ``hint`` is the element type of lists of tensors, which traces do not record. ``step`` is the name of the
     enclosing profiler step, which states the sequence lengths of a batch. ``parts`` are the operations inside
-    this one that its cost rule needs, as listed in :data:`PARTS`. Unknown figures are NaN.
+    this one that its cost rule needs, as listed in :data:`PARTS`, or the forward operation of
+    :data:`FORWARD`. Unknown figures are NaN.
     """
     call = read_call(name, shapes, types, strides=strides, values=values, hint=hint)
     inside = tuple(
