@@ -116,8 +116,11 @@ _FLOPS_OF_SLOT, _SLOTS_OF_FUNCTION = 2.0, 8.0
 FLOPs, where other arithmetic has one; an exponential or a root takes as many slots as
 :mod:`~hespas.estimators.forms` counts.
 """
+_POOL, _FLOPS_OF_TAP = "pool", 20.0
+"""Part of the names of poolings, and the cost of a position of a window in f32 operations: about ten
+instructions for its address, bounds, load, comparison and index (AveragePool2d.cu, DilatedMaxPool2d.cu).
+"""
 _COPIED = ("local_scalar_dense",)
-"""Operations that copy without a kernel, and their share of a kernel's start."""
 _COPY_START = 0.5
 """Operations that copy without a kernel, and their share of a kernel's start."""
 
@@ -175,13 +178,16 @@ def _columns(ops: Operations, machine: MachineRates) -> Columns:
     started = rows + np.where(by_bag, summed / columns, 0.0)
     slots = np.nan_to_num(ops.flops) + _SLOTS_OF_FUNCTION * np.nan_to_num(ops.transcendentals)
     inner_ns = _FLOPS_OF_SLOT * slots / machine.lane_flops_per_ns
+    pools = np.array([_POOL in name for name in ops.op.names], np.bool_)[ops.op.row]
+    pools &= _are(ops.kind, ("pooling",))
+    taps_ns = np.where(pools, _FLOPS_OF_TAP * np.nan_to_num(ops.flops) / machine.lane_flops_per_ns, 0.0)
     start = np.where(walks > 0, _WALK_START_NS, 0.0) + np.where(
         _are(ops.kind, ("reduction",)), _REDUCTION_START_NS, 0.0
     )
     return {
         "memory_ns": ops.bytes_moved * passes / machine.bytes_per_ns,
         "element_ns": elements / machine.lane_flops_per_ns,
-        "inner_ns": np.where(_are(ops.op, _FUSED), inner_ns, 0.0),
+        "inner_ns": np.where(_are(ops.op, _FUSED), inner_ns, taps_ns),
         "walks": walks,
         "rows": np.where(by_row, started / machine.units * shared * share, 0.0),
         "start_ns": start,

@@ -193,9 +193,9 @@ def _extents(graph: OpGraph) -> tuple[dict[str, FloatArray], IntArray]:
     """Return ``rows`` and ``columns`` of the tensor that determines the time of each node, and the index of
     its type.
 
-    That tensor is the larger of the first result and the first operand; for gathers and slices it is the
-    first result. For fusions, whose operands have any order, it is the largest tensor of all. The rows of a
-    batch norm are its channels.
+    That tensor is the larger of the first result and the first operand; for gathers, slices and PyTorch's
+    poolings it is the first result. For fusions, whose operands have any order, it is the largest tensor of
+    all. The rows of a batch norm are its channels.
 
     If a node moves fewer bytes than that tensor has, as an update in place does, it is the largest tensor
     that the node can have moved. Extents are NaN if unknown. The index of a node without tensors is the
@@ -215,6 +215,9 @@ def _extents(graph: OpGraph) -> tuple[dict[str, FloatArray], IntArray]:
     elements = rows * columns
     larger = np.nan_to_num(elements[operand]) > np.nan_to_num(elements[result])
     larger &= ~np.isin(graph.op_class, (int(OpClass.GATHER), int(OpClass.SLICE)))
+    # Poolings of PyTorch have a thread for each result.
+    of_torch = [row for row in np.unique(graph.op_id).tolist() if "::" in graph.strings[row]]
+    larger &= (graph.op_class != int(OpClass.WINDOW)) | ~np.isin(graph.op_id, of_torch)
     # Replace the type of a fusion by its type with the most elements.
     chosen = np.where(larger, operand, result)
     fused = graph.op_class == int(OpClass.FUSION)
@@ -236,8 +239,7 @@ def _extents(graph: OpGraph) -> tuple[dict[str, FloatArray], IntArray]:
             deciding[node] = fitting[np.argmax(size[fitting])]
     rows, columns = rows[deciding], columns[deciding]
     # A batch norm in PyTorch reduces each channel, the second dimension, over all images and positions.
-    names = [row for row in np.unique(graph.op_id).tolist() if _BATCH_NORM in graph.strings[row]]
-    of_channels = np.isin(graph.op_id, [row for row in names if "::" in graph.strings[row]])
+    of_channels = np.isin(graph.op_id, [row for row in of_torch if _BATCH_NORM in graph.strings[row]])
     for node in np.flatnonzero(of_channels & ~np.isnan(rows)).tolist():
         shape = graph.types.shape(int(deciding[node]))
         if len(shape) > 1 and shape[1] > 0:

@@ -417,3 +417,7 @@ def test_the_gradient_of_a_maximum_is_added_where_the_maximum_was() -> None:
     assert figures(found) == (18.0, 18 * 4.0 + 18 * 8.0, 72 * 4.0)
     without = price("aten::avg_pool2d_backward", shapes[:2], types[:2])
     assert isnan(without.cost.flops)
+    windows = price("aten::avg_pool2d_backward", shapes[:3], types[:3], values=["", "", "[2]"])
+    assert figures(windows) == (18 * 4.0, 18 * 4.0, 72 * 4.0)
+    whole = price("aten::_adaptive_avg_pool2d_backward", [[1, 2, 1, 1], [1, 2, 6, 6]], [F32, F32])
+    assert figures(whole) == (72.0, 2 * 4.0, 72 * 4.0)

@@ -210,6 +210,15 @@ def test_lookups_that_sum_rows_take_the_time_of_all_rows() -> None:
     assert hundred == pytest.approx(100 * 65536 * 64 * START["element"] / lanes, rel=0.05)
 
 
+def test_positions_of_a_window_take_time_in_poolings_alone() -> None:
+    lanes = machine_of(H100, "pooling", "bf16").lane_flops_per_ns
+    taps = 100.0 * 200704 * 256
+    for op, per_tap in (("avg_pool2d", 20.0), ("upsample_nearest2d", 0.0)):
+        plain = kernels("pooling", op, 200704, 256)
+        longer = replace(plain, flops=np.full(1, taps))
+        assert time_ns(longer) - time_ns(plain) == pytest.approx(per_tap * taps / lanes, rel=0.2)
+
+
 def test_updates_of_tables_start_a_group_for_each_row_that_they_sum() -> None:
     """A gradient step of fbgemm sorts and sums rows one by one, in 22 kernels."""
     name = "torch::autograd::CppNode<SplitLookupFunction_rowwise_adagrad_Op>"

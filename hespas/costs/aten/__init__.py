@@ -128,11 +128,10 @@ _WINDOWS: dict[str, AtenRule] = {
     **_aten("avg_pool3d", over.pool, rank=3, ceil_at=4),
     **_aten("_adaptive_avg_pool2d", over.pool, rank=2, adaptive=True),
     **_aten("_adaptive_avg_pool3d", over.pool, rank=3, adaptive=True),
-    **_aten(
-        "max_pool2d_with_indices_backward max_pool3d_with_indices_backward avg_pool2d_backward "
-        "avg_pool3d_backward _adaptive_avg_pool2d_backward _adaptive_avg_pool3d_backward",
-        over.pool_backward,
-    ),
+    **_aten("max_pool2d_with_indices_backward avg_pool2d_backward", over.pool_backward, rank=2),
+    **_aten("max_pool3d_with_indices_backward avg_pool3d_backward", over.pool_backward, rank=3),
+    **_aten("_adaptive_avg_pool2d_backward", over.pool_backward, rank=2, adaptive=True),
+    **_aten("_adaptive_avg_pool3d_backward", over.pool_backward, rank=3, adaptive=True),
     **_aten("upsample_nearest1d _upsample_nearest_exact1d", over.upsample, rank=1, flops=0.0),
     **_aten("upsample_nearest2d _upsample_nearest_exact2d", over.upsample, rank=2, flops=0.0),
     **_aten("upsample_nearest3d _upsample_nearest_exact3d", over.upsample, rank=3, flops=0.0),
