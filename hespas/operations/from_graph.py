@@ -14,6 +14,7 @@ from hespas.operations.model import (
     CHANNELS,
     KIND_OF_CLASS,
     KINDS,
+    REORDERED,
     SCATTERED,
     STRIDED,
     Labels,
@@ -64,6 +65,8 @@ _BATCH_NORM = "batch_norm"
 _LATENT_ATTENTION = "flash_mla::"
 """Prefix of decoding kernels over latents (MLA): they have work, but no sizes that tables state."""
 _FUSED_EXPERTS = "fused_moe"
+_LIBRARY_CALL, _IMAGE_RANK = "custom-call", 4
+"""Operation of library calls in compiled modules, and the dimensions of batches of images."""
 _APART_BYTES = 64
 """Distance of neighbours [bytes] from which each is counted as a read of its own line, on all devices."""
 _LEAST_SCATTERED = 128
@@ -117,6 +120,7 @@ def operations_of(graph: OpGraph, *, num_ranks: int = -1, tiled: bool = False) -
         padding = [np.nan if DYNAMIC in shape else padding_of_shape(shape) for shape in shapes]
         dims[TILED] = np.where(_kinds_with("rows")[kind], np.array([*padding, np.nan])[deciding_type], np.nan)
     dims[CHANNELS] = _channels(graph)
+    dims[REORDERED] = _reordered_bytes(graph)
     dims[STRIDED] = _strided(graph, is_vector, np.isin(kind, _STREAMED))
     dims[SCATTERED] = scattered_elements(graph, is_vector, kind == _CODE["move"])
     return Operations(
@@ -141,6 +145,37 @@ def _channels(graph: OpGraph) -> FloatArray:
     rows &= table.has_even_window
     channels[table.node[rows]] = table.k[rows] / table.window[rows]
     return channels
+
+
+def _reordered_bytes(graph: OpGraph) -> FloatArray:
+    """Return the bytes of the images of 2-D convolutions without groups whose channels are not next to each
+    other, shape ``(nodes,)``: of operands and the first result. NaN for other nodes, and 0 if channels are
+    contiguous.
+
+    The channels of PyTorch are the second dimension. Library calls of XLA do not state their channels here:
+    the fastest extent of their first operand is compared with the numbers of channels.
+    """
+    result, table = np.full(len(graph), np.nan), graph.contractions
+    names = [row for row in np.unique(graph.op_id).tolist() if "::" in graph.strings[row]]
+    of_torch = np.isin(graph.op_id, names)
+    nodes = (graph.op_class == int(OpClass.CONVOLUTION)) & (
+        of_torch | (graph.op_id == graph.strings.find(_LIBRARY_CALL))
+    )
+    with np.errstate(divide="ignore", invalid="ignore"):
+        channels = np.stack((table.n, table.k / table.window), axis=1)
+    for row in np.flatnonzero(nodes[table.node] & (table.batch == 1)).tolist():
+        node = int(table.node[row])
+        types: list[int] = [*graph.operands.row(node).tolist(), *graph.results.row(node)[:1].tolist()]
+        images = [number for number in types if len(graph.types.shape(number)) == _IMAGE_RANK]
+        shape = graph.types.shape(images[0]) if images else ()
+        layout = graph.strings[int(graph.types.encoding[images[0]])] if images else ""
+        order = _order(layout, len(shape))
+        fastest = next((dim for dim in order if shape[dim] != 1), 1)
+        if layout.startswith("strides "):
+            fastest = 1 if layout.removeprefix("strides ").split(",")[1] == "1" else _IMAGE_RANK - 1
+        contiguous = fastest == 1 if of_torch[node] else not shape or shape[fastest] in channels[row].tolist()
+        result[node] = 0.0 if contiguous else float(graph.types.bytes[images].sum())
+    return result
 
 
 def element_types_of(graph: OpGraph) -> Labels:
@@ -306,7 +341,10 @@ def single_products(graph: OpGraph) -> tuple[Operations, IntArray]:
         op=Labels.constant("", len(rows)),
         scheme=Labels.of([_product_scheme(*triple) for triple in triples]),
         variant=Labels.constant("", len(rows)),
-        dims={name: np.where(column[rows] < 0, np.nan, column[rows]) for name, column in dims.items()},
+        dims={
+            **{name: np.where(column[rows] < 0, np.nan, column[rows]) for name, column in dims.items()},
+            REORDERED: _reordered_bytes(graph)[node] * share,
+        },
         flops=flops,
         transcendentals=np.zeros(len(rows)),
         bytes_moved=graph.bytes_moved[node] * share,

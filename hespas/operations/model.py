@@ -33,6 +33,7 @@ __all__ = [
     "KIND_OF_CLASS",
     "MATRIX_CLASSES",
     "MATRIX_KINDS",
+    "REORDERED",
     "SCATTERED",
     "SCHEMES",
     "STRIDED",
@@ -51,6 +52,11 @@ __all__ = [
 
 CHANNELS = "channels"
 """Dimension of convolutions: the input channels of one group. NaN if unknown."""
+
+REORDERED = "reordered"
+"""Dimension of convolutions: bytes of the images whose channels are not next to each other in memory, so that
+matrix units cannot load them without a copy in another order. NaN (not in tables) counts as 0.
+"""
 
 SCATTERED = "scattered"
 """Dimension of any kind: number of elements that are read one by one, each from another line of the cache,
