@@ -54,7 +54,7 @@ from hespas.graph.columns import BoolArray, FloatArray
 from hespas.hardware import Device
 from hespas.hardware.kernel_shares import common_fits, fits_distance
 from hespas.hardware.library import fits_of_user
-from hespas.operations import SCATTERED, STRIDED, Labels, Operations
+from hespas.operations import OF_LIBRARY, SCATTERED, STRIDED, Labels, Operations
 
 __all__ = [
     "EVERY_FORM",
@@ -244,9 +244,9 @@ _START_NS = 4000.0
 
 
 _ATTENTION_OF_REFERENCES: Mapping[str, float] = {"AMD": 1.8}
-"""Time of attention over prompts on a vendor's devices, relative to a prediction from the measured devices of
-another vendor. Recorded kernels of an MI300X (AOTriton, Composable Kernel) take 1.4 and 2.0 times the
-prediction from NVIDIA's GPUs.
+"""Time of a framework's attention over prompts on a vendor's devices, relative to a prediction from the
+measured devices of another vendor: a recorded kernel of PyTorch (AOTriton) takes 1.9 times the prediction on
+an MI300X. Kernels of serving libraries take 1.3 (AITER's Composable Kernel) and 0.7 times (vLLM's Triton).
 """
 _VECTOR_OF_4_BYTES = 4.0
 _RAGGED: Mapping[str, tuple[float, float]] = {"AMD": (0.25, 0.25), "": (1.0, 0.5)}
@@ -306,12 +306,13 @@ def as_programs_run(
     their times in programs on ``device``.
 
     Only operations that name no library are converted. Attention that is predicted from reference devices
-    takes the vendor's share longer (:data:`_ATTENTION_OF_REFERENCES`). The conversion of matmuls was fitted
-    to recordings of the device, or else to recordings of other devices of its vendor. In the second case
-    ``diagnostics`` receives the extrapolation level of the device.
+    takes the vendor's share longer (:data:`_ATTENTION_OF_REFERENCES`), except kernels of serving libraries.
+    The conversion of matmuls was fitted to recordings of the device, or else to recordings of other devices
+    of its vendor. In the second case ``diagnostics`` receives the extrapolation level of the device.
     """
     longer = _ATTENTION_OF_REFERENCES.get(device.vendor, 1.0)
     rows = np.intersect1d(ops.kind.where("attention.context", "attention.encoder"), ops.variant.where(""))
+    rows = np.setdiff1d(rows, np.flatnonzero(ops.dim(OF_LIBRARY) == 1))
     rows = np.setdiff1d(rows, prediction.basis.where(MEASURED_BASIS, BEYOND_RANGE, DATA_SHEET))
     if longer > 1 and len(rows):
         times = np.stack((prediction.duration_ns, prediction.low_ns, prediction.high_ns))

@@ -14,6 +14,7 @@ from hespas.operations.model import (
     CHANNELS,
     KIND_OF_CLASS,
     KINDS,
+    OF_LIBRARY,
     REORDERED,
     SCATTERED,
     STRIDED,
@@ -114,7 +115,8 @@ def operations_of(graph: OpGraph, *, num_ranks: int = -1, tiled: bool = False) -
     dims["rows"][is_vector] = elements / np.maximum(columns, 1.0)
 
     for name, column in dims.items():
-        column[~_kinds_with(name)[kind]] = np.nan
+        if name != OF_LIBRARY:
+            column[~_kinds_with(name)[kind]] = np.nan
     if tiled:
         shapes = (graph.types.shape(row) for row in range(len(graph.types)))
         padding = [np.nan if DYNAMIC in shape else padding_of_shape(shape) for shape in shapes]
@@ -378,6 +380,11 @@ def _set_attention(graph: OpGraph, kind: SmallIntArray, dims: dict[str, FloatArr
         if name not in dims:
             dims[name] = np.full(len(graph), np.nan)
     operands: list[list[int]] = graph.operands.take(nodes).to_lists()
+    dims[OF_LIBRARY] = np.full(len(graph), np.nan)
+    dims[OF_LIBRARY][nodes] = [
+        nan if "::" not in name else float(not name.startswith("aten::"))
+        for name in (graph.op_name(node) for node in nodes.tolist())
+    ]
     alike: dict[tuple[int, ...], list[int]] = {}
     for node, op_id, types in zip(nodes.tolist(), graph.op_id[nodes].tolist(), operands, strict=True):
         alike.setdefault((op_id, *types[:2]), []).append(node)
@@ -421,16 +428,17 @@ def _attention_sizes(
     """Return batch, query and key lengths, heads, key heads and head size of an attention node; None if its
     operands lack them.
 
-    Operands of three dimensions are sequences that are packed in (tokens, heads, size). The FLOPs state their
-    mean number of keys per query. If prompts with twice as many tokens, of which each sees the ones before
-    it, fit into the tokens, these are assumed; otherwise one new token per sequence.
+    Queries of three dimensions are sequences that are packed in (tokens, heads, size); keys may also be pages
+    of a cache, (pages, tokens, heads, size). The FLOPs state the mean number of keys per query. If prompts
+    with twice as many tokens, of which each sees the ones before it, fit into the tokens, these are assumed;
+    otherwise one new token per sequence.
     """
     shapes = [graph.types.shape(row) for row in types]
-    ranks = {len(shape) for shape in shapes}
-    if len(shapes) < 2 or ranks not in ({3}, {4}) or any(-1 in shape or 0 in shape for shape in shapes):
+    ranks = [len(shape) for shape in shapes]
+    if ranks not in ([3, 3], [3, 4], [4, 4]) or any(-1 in shape or 0 in shape for shape in shapes):
         return None
-    if ranks == {3}:
-        (tokens, heads, head_dim), (_, kv_heads, _) = shapes
+    if ranks[0] == 3:
+        (tokens, heads, head_dim), kv_heads = shapes[0], shapes[1][-2]
         keys = float(flops[node]) / (4 * tokens * heads * head_dim)
         if not keys >= 1:
             return None

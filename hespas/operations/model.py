@@ -33,6 +33,7 @@ __all__ = [
     "KIND_OF_CLASS",
     "MATRIX_CLASSES",
     "MATRIX_KINDS",
+    "OF_LIBRARY",
     "REORDERED",
     "SCATTERED",
     "SCHEMES",
@@ -52,6 +53,9 @@ __all__ = [
 
 CHANNELS = "channels"
 """Dimension of convolutions: the input channels of one group. NaN if unknown."""
+
+OF_LIBRARY = "of_library"
+"""Dimension of attention: 1 for kernels of a serving library, 0 for those of a framework. NaN if unknown."""
 
 REORDERED = "reordered"
 """Dimension of convolutions: bytes of the images whose channels are not next to each other in memory, so that

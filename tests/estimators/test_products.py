@@ -130,3 +130,8 @@ def test_attention_from_references_of_another_vendor_takes_longer() -> None:
     for basis, ratio in ((reference_basis(["H100-SXM"]), 1.8), (MEASURED_BASIS, 1.0)):
         said = as_programs_run(Prediction.of("x", *np.full((3, 1), 1e6), basis=basis), ops, device)
         assert [said.duration_ns[0], said.high_ns[0]] == pytest.approx([ratio * 1e6] * 2)
+    basis = reference_basis(["H100-SXM"])
+    for library, ratio in ((0.0, 1.8), (1.0, 1.0)):
+        kernel = replace(ops, dims={**ops.dims, "of_library": np.full(1, library)})
+        said = as_programs_run(Prediction.of("x", *np.full((3, 1), 1e6), basis=basis), kernel, device)
+        assert said.duration_ns[0] == pytest.approx(ratio * 1e6)
