@@ -54,7 +54,7 @@ from hespas.graph.columns import BoolArray, FloatArray
 from hespas.hardware import Device
 from hespas.hardware.kernel_shares import common_fits, fits_distance
 from hespas.hardware.library import fits_of_user
-from hespas.operations import OF_LIBRARY, SCATTERED, STRIDED, Labels, Operations
+from hespas.operations import EXPANDED, OF_LIBRARY, SCATTERED, STRIDED, Labels, Operations
 
 __all__ = [
     "EVERY_FORM",
@@ -248,6 +248,16 @@ _ATTENTION_OF_REFERENCES: Mapping[str, float] = {"AMD": 1.8}
 measured devices of another vendor: a recorded kernel of PyTorch (AOTriton) takes 1.9 times the prediction on
 an MI300X. Kernels of serving libraries take 1.3 (AITER's Composable Kernel) and 0.7 times (vLLM's Triton).
 """
+_INSTRUCTIONS_OF_EXPANSION = 11.0
+"""Vector instructions that expand a weight of 4 bits with a shared scale to 16 bits: unpack, look up, scale
+and round. Experts of such weights (``aiconfigurator_moe.parquet``, split ``calib``) reach at most 387 TFLOP/s
+on an H100, where products of 16 bits reach 790: 0.34 ps more per weight of a tile of 128 rows, the time of 11
+instructions. A recorded layer of an MI300X takes as many.
+"""
+_FLOPS_OF_LANE: Mapping[str, float] = {"AMD": 4.0, "": 2.0}
+"""FLOPs that peaks of vector units count per lane and clock, by vendor (empty: others): CDNA 3 counts two
+packed multiply-adds, but other instructions are not packed (CDNA 3 white paper).
+"""
 _VECTOR_OF_4_BYTES = 4.0
 _RAGGED: Mapping[str, tuple[float, float]] = {"AMD": (0.25, 0.25), "": (1.0, 0.5)}
 """Cost of single-element loads, relative to elements of 2 bytes on NVIDIA's GPUs, by vendor (empty: others):
@@ -320,6 +330,14 @@ def as_programs_run(
         prediction = replace(prediction, duration_ns=times[0], low_ns=times[1], high_ns=times[2])
     rows = ops.kind.where(PRODUCT_KIND)
     rows = rows[np.isin(rows, ops.variant.where("")) & ~np.isnan(prediction.duration_ns[rows])]
+    expanding = rows[np.nan_to_num(ops.dim(EXPANDED))[rows] > 0]
+    if len(expanding):
+        lanes = machine_of(device, PRODUCT_KIND, "bf16").lane_flops_per_ns
+        slots_per_ns = lanes / _FLOPS_OF_LANE.get(device.vendor, _FLOPS_OF_LANE[""])
+        more_ns = _INSTRUCTIONS_OF_EXPANSION * ops.dim(EXPANDED)[expanding] / slots_per_ns
+        times = np.stack((prediction.duration_ns, prediction.low_ns, prediction.high_ns))
+        times[:, expanding] += np.nan_to_num(more_ns)
+        prediction = replace(prediction, duration_ns=times[0], low_ns=times[1], high_ns=times[2])
     own, common = (
         next((fit for fit in fits if fit.form == PRODUCTS), None)
         for fits in (fits_of_user(device), common_fits(device))

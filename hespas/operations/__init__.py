@@ -15,6 +15,7 @@ from hespas.operations.from_graph import (
 from hespas.operations.model import (
     CHANNELS,
     CLASS_OF_KIND,
+    EXPANDED,
     KIND_OF_CLASS,
     KINDS,
     MATRIX_CLASSES,
@@ -40,6 +41,7 @@ from hespas.operations.model import (
 __all__ = [
     "CHANNELS",
     "CLASS_OF_KIND",
+    "EXPANDED",
     "KINDS",
     "KIND_OF_CLASS",
     "MATRIX_CLASSES",

@@ -8,10 +8,20 @@ from math import nan, prod
 import numpy as np
 from numpy.typing import NDArray
 
-from hespas.graph import DTYPES, DYNAMIC, UNKNOWN_DTYPE, CollectiveKind, NodeKind, OpClass, OpGraph
+from hespas.graph import (
+    DTYPES,
+    DYNAMIC,
+    UNKNOWN_DTYPE,
+    CollectiveKind,
+    DTypeKind,
+    NodeKind,
+    OpClass,
+    OpGraph,
+)
 from hespas.graph.columns import BoolArray, FloatArray, IntArray, SmallIntArray
 from hespas.operations.model import (
     CHANNELS,
+    EXPANDED,
     KIND_OF_CLASS,
     KINDS,
     OF_LIBRARY,
@@ -68,6 +78,7 @@ _LATENT_ATTENTION = "flash_mla::"
 _FUSED_EXPERTS = "fused_moe"
 _LIBRARY_CALL, _IMAGE_RANK = "custom-call", 4
 """Operation of library calls in compiled modules, and the dimensions of batches of images."""
+_ROWS_OF_TILE = 128.0
 _APART_BYTES = 64
 """Distance of neighbours [bytes] from which each is counted as a read of its own line, on all devices."""
 _LEAST_SCATTERED = 128
@@ -115,7 +126,7 @@ def operations_of(graph: OpGraph, *, num_ranks: int = -1, tiled: bool = False) -
     dims["rows"][is_vector] = elements / np.maximum(columns, 1.0)
 
     for name, column in dims.items():
-        if name != OF_LIBRARY:
+        if name not in (EXPANDED, OF_LIBRARY):
             column[~_kinds_with(name)[kind]] = np.nan
     if tiled:
         shapes = (graph.types.shape(row) for row in range(len(graph.types)))
@@ -306,6 +317,8 @@ def _set_products(
     kind[node] = np.where(convolves, _CODE["convolution"], _CODE["matmul"])
     for name, column in (("batch", table.batch), ("m", table.m), ("n", table.n), ("k", table.k)):
         dims[name][node] = np.where(column[mine] < 0, np.nan, column[mine])
+    dims[EXPANDED] = np.full(len(graph), np.nan)
+    dims[EXPANDED][node] = _expanded_weights(graph)[mine]
     key = np.stack((table.lhs[mine], table.rhs[mine], table.products[mine]))
     distinct, index = np.unique(key, axis=1, return_inverse=True)
     triples: list[list[int]] = distinct.T.tolist()
@@ -316,6 +329,19 @@ def _set_products(
             schemes.append(name)
         rows.append(schemes.index(name))
     scheme[node] = np.array(rows, np.int32)[index.reshape(-1)]
+
+
+def _expanded_weights(graph: OpGraph) -> FloatArray:
+    """Return the weights of 4 bits that each product expands to the 16 bits of its activations, shape
+    ``(contractions,)``: all of a matrix for each tile of rows. NaN if a size is unknown.
+    """
+    table = graph.contractions
+    bits = np.array([*(entry.bits for entry in DTYPES), 0])
+    is_float = np.array([*(entry.kind is DTypeKind.FLOAT for entry in DTYPES), False])
+    expands = (bits[table.lhs] == 16) & (bits[table.rhs] == 4) & is_float[table.rhs]
+    sizes = np.stack((table.batch, table.m, table.n, table.k)).astype(np.float64)
+    batch, m, n, k = np.where(sizes < 0, np.nan, sizes)
+    return np.where(expands, batch * np.ceil(m / _ROWS_OF_TILE) * n * k, 0.0)
 
 
 def single_products(graph: OpGraph) -> tuple[Operations, IntArray]:
@@ -345,6 +371,7 @@ def single_products(graph: OpGraph) -> tuple[Operations, IntArray]:
         variant=Labels.constant("", len(rows)),
         dims={
             **{name: np.where(column[rows] < 0, np.nan, column[rows]) for name, column in dims.items()},
+            EXPANDED: _expanded_weights(graph)[rows],
             REORDERED: _reordered_bytes(graph)[node] * share,
         },
         flops=flops,

@@ -29,6 +29,7 @@ from hespas.graph.groups import salted
 __all__ = [
     "CHANNELS",
     "CLASS_OF_KIND",
+    "EXPANDED",
     "KINDS",
     "KIND_OF_CLASS",
     "MATRIX_CLASSES",
@@ -53,6 +54,11 @@ __all__ = [
 
 CHANNELS = "channels"
 """Dimension of convolutions: the input channels of one group. NaN if unknown."""
+
+EXPANDED = "expanded"
+"""Dimension of matmuls: weights of 4 bits that are expanded to the 16 bits of the activations, as often as a
+tile of 128 rows loads them. NaN (not in tables) counts as 0.
+"""
 
 OF_LIBRARY = "of_library"
 """Dimension of attention: 1 for kernels of a serving library, 0 for those of a framework. NaN if unknown."""

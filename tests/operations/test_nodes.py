@@ -109,6 +109,14 @@ def test_number_format_of_a_product(lhs: str, rhs: str, products: int, scheme: s
 
 
 @pytest.mark.parametrize(
+    ("lhs", "rhs", "tiles"), [("bf16", "mxfp4", 1.0), ("mxfp4", "mxfp4", 0.0), ("bf16", "i4", 0.0)]
+)
+def test_tiles_of_a_product_expand_weights_of_4_bits(lhs: str, rhs: str, tiles: float) -> None:
+    """Weights of whole numbers have tables of their own."""
+    assert product(lhs, rhs).dim("expanded").tolist() == [tiles * 3 * 7 * 11]
+
+
+@pytest.mark.parametrize(
     ("lhs", "rhs", "scheme"), [(-1, 0, ""), (0, -1, ""), (dtype_of("f16").code, dtype_of("f16").code, "f16")]
 )
 def test_unknown_types_and_extents_of_a_product(lhs: int, rhs: int, scheme: str) -> None:

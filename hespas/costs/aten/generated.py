@@ -20,7 +20,7 @@ from typing import NamedTuple
 from hespas.costs.aten.call import FLOAT32, AtenCost, Call, Strided, matrix_product, simple, unknown
 from hespas.costs.aten.elements import POINTWISE
 from hespas.costs.operation import Contraction
-from hespas.graph import OpClass, find_dtype
+from hespas.graph import DTypeKind, OpClass, find_dtype
 
 __all__ = ["generated_kernel"]
 
@@ -309,7 +309,10 @@ def generated_kernel(call: Call) -> AtenCost:
         op_class=OpClass.FUSION,
         flops=flops,
         transcendentals=transcendentals,
-        read=sum(_part_bytes(tensor, loops) if picks else tensor.bytes for tensor in inputs),
+        read=sum(
+            _part_bytes(tensor, loops) if picks and loops.known else _looked_up_bytes(tensor, tensors, kind)
+            for tensor in inputs
+        ),
         written=sum(_part_bytes(tensor, loops) for tensor in use.written),
         rate=tensors[0].dtype,
     )
@@ -323,6 +326,19 @@ def _part_bytes(tensor: Strided, loops: _LoopSizes) -> float:
     if not loops.known or tensor.elements <= loops.total:
         return tensor.bytes
     return tensor.bytes * loops.total / tensor.elements
+
+
+def _looked_up_bytes(table: Strided, tensors: tuple[Strided, ...], kind: str) -> float:
+    """Return the bytes that an elementwise kernel reads of a tensor whose loops are unknown: all of it, or
+    one row per index if it is a table. A table is a matrix with more rows than a tensor of whole numbers has
+    elements, and another tensor has a row of it for each of these numbers.
+    """
+    for index in tensors if kind == "poi" and len(table.shape) == 2 else ():
+        whole = index.dtype is not None and index.dtype.kind is DTypeKind.SIGNED and index.shape
+        rows = (*index.shape, table.shape[1])
+        if whole and index.elements < table.shape[0] and any(tensor.shape == rows for tensor in tensors):
+            return float(index.elements * table.shape[1] * table.width)
+    return table.bytes
 
 
 def _work(
