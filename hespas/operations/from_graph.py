@@ -168,7 +168,7 @@ def _reordered_bytes(graph: OpGraph) -> FloatArray:
     The channels of PyTorch are the second dimension. Library calls of XLA do not state their channels here:
     the fastest extent of their first operand is compared with the numbers of channels.
     """
-    result, table = np.full(len(graph), np.nan), graph.contractions
+    moved, table = np.full(len(graph), np.nan), graph.contractions
     names = [row for row in np.unique(graph.op_id).tolist() if "::" in graph.strings[row]]
     of_torch = np.isin(graph.op_id, names)
     nodes = (graph.op_class == int(OpClass.CONVOLUTION)) & (
@@ -187,8 +187,8 @@ def _reordered_bytes(graph: OpGraph) -> FloatArray:
         if layout.startswith("strides "):
             fastest = 1 if layout.removeprefix("strides ").split(",")[1] == "1" else _IMAGE_RANK - 1
         contiguous = fastest == 1 if of_torch[node] else not shape or shape[fastest] in channels[row].tolist()
-        result[node] = 0.0 if contiguous else float(graph.types.bytes[images].sum())
-    return result
+        moved[node] = 0.0 if contiguous else float(graph.types.bytes[images].sum())
+    return moved
 
 
 def element_types_of(graph: OpGraph) -> Labels:

@@ -231,7 +231,28 @@ class _CostedGraphBuilder:
             for part, owner in zip(parts.tolist(), owners, strict=True):
                 if owner >= 0:
                     self.parts.setdefault(owner, []).append(part)
-        self.parts |= self._forward_calls()
+        # The forward call of each backward operation whose rule reads it: the last call before it with the
+        # same sequence number. Older profilers do not record the numbers of forward calls. Then it is a call
+        # with an input of the shape that the first operation inside the backward operation has.
+        backward = mapped(host.name_id, lambda row: strings[row] in FORWARD, np.bool_)
+        if backward.any():
+            parents = host.parent.astype(np.int64)
+            rows = np.flatnonzero(~backward & (host.shapes_id != 0))
+            rows = rows[np.argsort(host.start_ns[rows], kind="stable")]
+            around = nearest(backward, parents, parents[rows])
+            for row in np.flatnonzero(backward).tolist():
+                name = FORWARD[strings[int(host.name_id[row])]]
+                calls = rows[host.name_id[rows] == strings.find(name)]
+                calls = calls[host.start_ns[calls] < host.start_ns[row]]
+                same = calls[(host.sequence[calls] == host.sequence[row]) & (host.sequence[calls] >= 0)]
+                inside = rows[around == row]
+                if not len(same) and len(inside):
+                    shape = self.text(int(host.shapes_id[inside[0]])).partition("]")[0].lstrip("[")
+                    inputs = [self.text(at) for at in host.shapes_id[calls].tolist()]
+                    agrees = np.array([bool(shape) and f"[{shape}]" in text for text in inputs], np.bool_)
+                    same = calls[agrees]
+                if len(same):
+                    self.parts[row] = [int(same[-1])]
         self.instruction = names_instruction(profile)
         self.hints: dict[int, DType | None] = {}
         stated = profile.stated  # FLOPs and bytes that the profile states of host operations
@@ -239,34 +260,6 @@ class _CostedGraphBuilder:
         self.stated_flops[stated.op], self.stated_bytes[stated.op] = stated.flops, stated.bytes_moved
         self.guesses: set[int] = set()
         self.guessed = np.zeros(0, np.bool_)
-
-    def _forward_calls(self) -> dict[int, list[int]]:
-        """Return the forward call of each backward operation whose cost depends on it: the last call before
-        it with the same sequence number. Older profilers do not record the numbers of forward calls. Then it
-        is a call with an input of the shape that the first operation inside the backward operation has.
-        """
-        host, strings = self.host, self.profile.strings
-        backward = mapped(host.name_id, lambda row: strings[row] in FORWARD, np.bool_)
-        found: dict[int, list[int]] = {}
-        if not backward.any():
-            return found
-        parents = host.parent.astype(np.int64)
-        rows = np.flatnonzero(~backward & (host.shapes_id != 0))
-        rows = rows[np.argsort(host.start_ns[rows], kind="stable")]
-        owners = nearest(backward, parents, parents[rows])
-        for row in np.flatnonzero(backward).tolist():
-            name = FORWARD[strings[int(host.name_id[row])]]
-            calls = rows[host.name_id[rows] == strings.find(name)]
-            calls = calls[host.start_ns[calls] < host.start_ns[row]]
-            same = calls[(host.sequence[calls] == host.sequence[row]) & (host.sequence[calls] >= 0)]
-            inside = rows[owners == row]
-            if not len(same) and len(inside):
-                shape = self.text(int(host.shapes_id[inside[0]])).partition("]")[0].lstrip("[")
-                has_shape = [f"[{shape}]" in self.text(int(host.shapes_id[call])) for call in calls.tolist()]
-                same = calls[np.array(has_shape, np.bool_)] if shape else same
-            if len(same):
-                found[row] = [int(same[-1])]
-        return found
 
     def text(self, row: int) -> str:
         """Return the text of a string row of the profile, from a cache."""

@@ -310,7 +310,7 @@ def generated_kernel(call: Call) -> AtenCost:
         flops=flops,
         transcendentals=transcendentals,
         read=sum(
-            _part_bytes(tensor, loops) if picks and loops.known else _looked_up_bytes(tensor, tensors, kind)
+            _part_bytes(tensor, loops, tensors) if picks or not loops.known else tensor.bytes
             for tensor in inputs
         ),
         written=sum(_part_bytes(tensor, loops) for tensor in use.written),
@@ -319,26 +319,21 @@ def generated_kernel(call: Call) -> AtenCost:
     return cost._replace(guessed=use.guessed)
 
 
-def _part_bytes(tensor: Strided, loops: _LoopSizes) -> float:
+def _part_bytes(tensor: Strided, loops: _LoopSizes, tensors: tuple[Strided, ...] = ()) -> float:
     """Return the bytes of a tensor that the loops reach: all of it, or one element per iteration if the
     tensor is larger.
-    """
-    if not loops.known or tensor.elements <= loops.total:
-        return tensor.bytes
-    return tensor.bytes * loops.total / tensor.elements
 
-
-def _looked_up_bytes(table: Strided, tensors: tuple[Strided, ...], kind: str) -> float:
-    """Return the bytes that an elementwise kernel reads of a tensor whose loops are unknown: all of it, or
-    one row per index if it is a table. A table is a matrix with more rows than a tensor of whole numbers has
-    elements, and another tensor has a row of it for each of these numbers.
+    If the loops are unknown, these are all bytes, or one row per index if the tensor is a table: a matrix
+    with more rows than one of the ``tensors`` has whole numbers, where another one has a row for each number.
     """
-    for index in tensors if kind == "poi" and len(table.shape) == 2 else ():
-        whole = index.dtype is not None and index.dtype.kind is DTypeKind.SIGNED and index.shape
-        rows = (*index.shape, table.shape[1])
-        if whole and index.elements < table.shape[0] and any(tensor.shape == rows for tensor in tensors):
-            return float(index.elements * table.shape[1] * table.width)
-    return table.bytes
+    if loops.known:
+        return tensor.bytes * min(loops.total / tensor.elements, 1.0) if tensor.elements else tensor.bytes
+    for index in tensors if len(tensor.shape) == 2 else ():
+        is_whole = index.dtype is not None and index.dtype.kind is DTypeKind.SIGNED
+        rows = (*index.shape, tensor.shape[1])
+        if is_whole and index.elements < tensor.shape[0] and any(other.shape == rows for other in tensors):
+            return float(index.elements * tensor.shape[1] * tensor.width)
+    return tensor.bytes
 
 
 def _work(

@@ -148,9 +148,9 @@ def _sparse_permutation(call: Call, order: Strided, lengths: Strided, indices: S
         return None
     share = order.elements / lengths.shape[0]
     copied = [tensor for tensor in call.present(2, 3) if tensor.shape]
-    data = sum(tensor.bytes for tensor in copied)
-    written = share * (data + lengths.bytes) + 2 * (1 + share) * lengths.bytes
-    read = order.bytes + share * data + (1 + 3 * share) * lengths.bytes
+    copied_bytes = sum(tensor.bytes for tensor in copied)
+    written = share * (copied_bytes + lengths.bytes) + 2 * (1 + share) * lengths.bytes
+    read = order.bytes + share * copied_bytes + (1 + 3 * share) * lengths.bytes
     bags = order.elements * prod(lengths.shape[1:])
     moved = dense(indices.dtype, (bags, ceil(share * indices.elements / max(bags, 1))))
     return simple([order, lengths, *copied], [moved], read=read, written=written)
