@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from hespas.estimators.interface import Prediction, takes_no_time, transcendentals
 from hespas.estimators.rates import (
     COLLECTIVE_KINDS,
+    HOST_PAYLOAD,
     Algorithm,
     Efficiencies,
     NetworkCosts,
@@ -67,10 +68,6 @@ _PAGEABLE: Mapping[str, tuple[str, float]] = {"AMD": (r"pageable|\bhost\b", 35e9
 (empty: others). CUDA copies such memory to or from a pinned buffer in a host thread: 38.5 MB took 3.46 ms in
 a recording of an H100. HIP pins its pages for the copy: they took 1.09 ms in a recording of an MI300X. Its
 profiler does not distinguish pinned memory, which programs have to request.
-"""
-_PAYLOAD = 0.86
-"""Share of the data in the traffic of PCI Express: packets of 256 bytes have 26 bytes of headers and checks,
-130 bits carry 128, and 3 % are acknowledgements (PCI Express Base Specification 5.0, chapters 2 to 4).
 """
 _ROUNDING = 1e-12
 """Share of a node's FLOPs below which the rest after its contractions is a rounding error."""
@@ -268,7 +265,7 @@ class Roofline:
         host_ns = np.full(len(graph), np.nan)  # traffic over the host link
         if (link := device.link("pcie")) is not None:
             latency_ns = 0.0 if isnan(link.latency_ns) else link.latency_ns
-            host_ns = latency_ns + graph.bytes_moved / (_PAYLOAD * link.bandwidth_bytes_per_s) * 1e9
+            host_ns = latency_ns + graph.bytes_moved / (HOST_PAYLOAD * link.bandwidth_bytes_per_s) * 1e9
             strings, copies = graph.strings, np.flatnonzero(over_host)
             words, limit_bytes_per_s = _PAGEABLE.get(device.vendor, _PAGEABLE[""])
             pageable = mapped(
