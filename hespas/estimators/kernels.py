@@ -54,7 +54,7 @@ from hespas.graph.columns import BoolArray, FloatArray
 from hespas.hardware import Device
 from hespas.hardware.kernel_shares import common_fits, fits_distance
 from hespas.hardware.library import fits_of_user
-from hespas.operations import SCATTERED, STRIDED, Labels, Operations
+from hespas.operations import EXPANDED, OF_LIBRARY, SCATTERED, STRIDED, Labels, Operations
 
 __all__ = [
     "EVERY_FORM",
@@ -116,14 +116,31 @@ _FLOPS_OF_SLOT, _SLOTS_OF_FUNCTION = 2.0, 8.0
 FLOPs, where other arithmetic has one; an exponential or a root takes as many slots as
 :mod:`~hespas.estimators.forms` counts.
 """
+_POOL, _FLOPS_OF_TAP = "pool", 20.0
+"""Part of the names of poolings, and the cost of a position of a window in f32 operations: about ten
+instructions for its address, bounds, load, comparison and index (AveragePool2d.cu, DilatedMaxPool2d.cu).
+"""
 _COPIED = ("local_scalar_dense",)
-"""Operations that copy without a kernel, and their share of a kernel's start."""
 _COPY_START = 0.5
 """Operations that copy without a kernel, and their share of a kernel's start."""
 
 
 _BAGS = ("embedding_bag", "lookup")
 """Parts of names of gathers that sum rows, also if each sum has one row."""
+_KERNELS_OF_BAGS: Mapping[str, float] = {
+    "embedding_dense_backward": 12.0,
+    "permute_sparse_features": 8.0,
+    **{
+        f"cppnode<splitlookupfunction_{name}_op>": 22.0
+        for name in ("rowwise_adagrad", "approx_rowwise_adagrad")
+    },
+}
+_ROW_OF_BAG = 2 * _ROWS_OF_KIND["reduction"]
+"""Operations of embedding tables that start a group of threads for each bag and for each row that they sum,
+with the numbers of their kernels (fbgemm: sums of lengths and a copy; radix sort, run lengths and updates).
+``_ROW_OF_BAG`` is the cost of such a start: a group first reads where its bag lies, then the bag, so that two
+loads follow each other.
+"""
 
 
 def _columns(ops: Operations, machine: MachineRates) -> Columns:
@@ -134,9 +151,14 @@ def _columns(ops: Operations, machine: MachineRates) -> Columns:
     trains = of_channels & (ops.flops > _FLOPS_OF_INFERENCE * rows * columns)
     share = np.where(of_channels & ~trains, 0.0, share)
     passes = np.where(trains, _PASSES_OF_TRAINING, 1.0)
+    # Gathers that sum read whole rows in vectors: their work is that of all rows, not of the sums.
+    summed = np.where(_are(ops.kind, ("gather",)), np.nan_to_num(ops.flops), 0.0)
+    kernels = np.array([_KERNELS_OF_BAGS.get(name, 0.0) for name in ops.op.names])[ops.op.row]
+    by_bag = kernels > 0
+    share = np.where(by_bag, _ROW_OF_BAG, share)
     by_row = share > 0
     length = columns / _GROUP
-    shares_group = ~_are(ops.kind, ("normalization",)) | _are(ops.op, _SHORT_ROWS)
+    shares_group = ~(_are(ops.kind, ("normalization",)) | by_bag) | _are(ops.op, _SHORT_ROWS)
     shared = np.where(length < 1, np.where(shares_group, length, 1.0), length**_LENGTH)
     parts = np.where(_are(ops.op, _SCANS) & (rows == 1), float(machine.units), 1.0)
     row_bytes = columns * machine.activation_bytes / parts
@@ -150,24 +172,26 @@ def _columns(ops: Operations, machine: MachineRates) -> Columns:
     strided = (np.nan_to_num(ops.dim(STRIDED)) > 0) | always
     walks = np.where(ragged | trains, _WALKS_OF_ROW, np.where(strided | of_channels, 1.0, 0.0))
     walks = np.where(_are(ops.op, _CHECKS), _WALKS_OF_CHECK, walks)
-    # Gathers that sum read whole rows in vectors: their work is that of all rows, not of the sums.
-    summed = np.where(_are(ops.kind, ("gather",)), np.nan_to_num(ops.flops), 0.0)
     of_bags = np.array([any(word in name for word in _BAGS) for name in ops.op.names], np.bool_)[ops.op.row]
     walks = np.where((summed > 0) | of_bags, 0.0, walks)
     elements = rows * columns + summed
+    started = rows + np.where(by_bag, summed / columns, 0.0)
     slots = np.nan_to_num(ops.flops) + _SLOTS_OF_FUNCTION * np.nan_to_num(ops.transcendentals)
     inner_ns = _FLOPS_OF_SLOT * slots / machine.lane_flops_per_ns
+    pools = np.array([_POOL in name for name in ops.op.names], np.bool_)[ops.op.row]
+    pools &= _are(ops.kind, ("pooling",))
+    taps_ns = np.where(pools, _FLOPS_OF_TAP * np.nan_to_num(ops.flops) / machine.lane_flops_per_ns, 0.0)
     start = np.where(walks > 0, _WALK_START_NS, 0.0) + np.where(
         _are(ops.kind, ("reduction",)), _REDUCTION_START_NS, 0.0
     )
     return {
         "memory_ns": ops.bytes_moved * passes / machine.bytes_per_ns,
         "element_ns": elements / machine.lane_flops_per_ns,
-        "inner_ns": np.where(_are(ops.op, _FUSED), inner_ns, 0.0),
+        "inner_ns": np.where(_are(ops.op, _FUSED), inner_ns, taps_ns),
         "walks": walks,
-        "rows": np.where(by_row, rows / machine.units * shared * share, 0.0),
+        "rows": np.where(by_row, started / machine.units * shared * share, 0.0),
         "start_ns": start,
-        "starts": np.where(_are(ops.op, _COPIED), _COPY_START, 1.0),
+        "starts": np.where(_are(ops.op, _COPIED), _COPY_START, np.maximum(kernels, 1.0)),
         "lines_ns": np.nan_to_num(ops.dim(SCATTERED))
         * machine.line_bytes
         / (machine.bytes_per_ns * machine.cache_rate),
@@ -220,9 +244,19 @@ _START_NS = 4000.0
 
 
 _ATTENTION_OF_REFERENCES: Mapping[str, float] = {"AMD": 1.8}
-"""Time of attention over prompts on a vendor's devices, relative to a prediction from the measured devices of
-another vendor. Recorded kernels of an MI300X (AOTriton, Composable Kernel) take 1.4 and 2.0 times the
-prediction from NVIDIA's GPUs.
+"""Time of a framework's attention over prompts on a vendor's devices, relative to a prediction from the
+measured devices of another vendor: a recorded kernel of PyTorch (AOTriton) takes 1.9 times the prediction on
+an MI300X. Kernels of serving libraries take 1.3 (AITER's Composable Kernel) and 0.7 times (vLLM's Triton).
+"""
+_INSTRUCTIONS_OF_EXPANSION = 11.0
+"""Vector instructions that expand a weight of 4 bits with a shared scale to 16 bits: unpack, look up, scale
+and round. Experts of such weights (``aiconfigurator_moe.parquet``, split ``calib``) reach at most 387 TFLOP/s
+on an H100, where products of 16 bits reach 790: 0.34 ps more per weight of a tile of 128 rows, the time of 11
+instructions. A recorded layer of an MI300X takes as many.
+"""
+_FLOPS_OF_LANE: Mapping[str, float] = {"AMD": 4.0, "": 2.0}
+"""FLOPs that peaks of vector units count per lane and clock, by vendor (empty: others): CDNA 3 counts two
+packed multiply-adds, but other instructions are not packed (CDNA 3 white paper).
 """
 _VECTOR_OF_4_BYTES = 4.0
 _RAGGED: Mapping[str, tuple[float, float]] = {"AMD": (0.25, 0.25), "": (1.0, 0.5)}
@@ -282,12 +316,13 @@ def as_programs_run(
     their times in programs on ``device``.
 
     Only operations that name no library are converted. Attention that is predicted from reference devices
-    takes the vendor's share longer (:data:`_ATTENTION_OF_REFERENCES`). The conversion of matmuls was fitted
-    to recordings of the device, or else to recordings of other devices of its vendor. In the second case
-    ``diagnostics`` receives the extrapolation level of the device.
+    takes the vendor's share longer (:data:`_ATTENTION_OF_REFERENCES`), except kernels of serving libraries.
+    The conversion of matmuls was fitted to recordings of the device, or else to recordings of other devices
+    of its vendor. In the second case ``diagnostics`` receives the extrapolation level of the device.
     """
     longer = _ATTENTION_OF_REFERENCES.get(device.vendor, 1.0)
     rows = np.intersect1d(ops.kind.where("attention.context", "attention.encoder"), ops.variant.where(""))
+    rows = np.setdiff1d(rows, np.flatnonzero(ops.dim(OF_LIBRARY) == 1))
     rows = np.setdiff1d(rows, prediction.basis.where(MEASURED_BASIS, BEYOND_RANGE, DATA_SHEET))
     if longer > 1 and len(rows):
         times = np.stack((prediction.duration_ns, prediction.low_ns, prediction.high_ns))
@@ -295,6 +330,14 @@ def as_programs_run(
         prediction = replace(prediction, duration_ns=times[0], low_ns=times[1], high_ns=times[2])
     rows = ops.kind.where(PRODUCT_KIND)
     rows = rows[np.isin(rows, ops.variant.where("")) & ~np.isnan(prediction.duration_ns[rows])]
+    expanding = rows[np.nan_to_num(ops.dim(EXPANDED))[rows] > 0]
+    if len(expanding):
+        lanes = machine_of(device, PRODUCT_KIND, "bf16").lane_flops_per_ns
+        slots_per_ns = lanes / _FLOPS_OF_LANE.get(device.vendor, _FLOPS_OF_LANE[""])
+        more_ns = _INSTRUCTIONS_OF_EXPANSION * ops.dim(EXPANDED)[expanding] / slots_per_ns
+        times = np.stack((prediction.duration_ns, prediction.low_ns, prediction.high_ns))
+        times[:, expanding] += np.nan_to_num(more_ns)
+        prediction = replace(prediction, duration_ns=times[0], low_ns=times[1], high_ns=times[2])
     own, common = (
         next((fit for fit in fits if fit.form == PRODUCTS), None)
         for fits in (fits_of_user(device), common_fits(device))

@@ -55,6 +55,7 @@ from hespas.operations import (
 
 __all__ = [
     "COLLECTIVE_KINDS",
+    "HOST_PAYLOAD",
     "Algorithm",
     "Efficiencies",
     "EnergyPart",
@@ -603,6 +604,12 @@ def _traffic(
     return sent, np.where(ring, row[:, 3] * peers, tree)
 
 
+HOST_PAYLOAD = 0.86
+"""Share of the data in the traffic of a host link: packets of 256 bytes have 26 bytes of headers and checks,
+130 bits carry 128, and 3 % are acknowledgements (PCI Express Base Specification 5.0, chapters 2 to 4).
+"""
+
+
 def message_costs(graph: OpGraph, device: Device) -> NetworkCosts:
     """Return the time of each point-to-point message of a graph: one latency plus the bytes over one link of
     the device.
@@ -625,7 +632,7 @@ def message_costs(graph: OpGraph, device: Device) -> NetworkCosts:
         bandwidth = link.bandwidth_bytes_per_s
         if link.topology not in ("switch", "fully_connected") and not isnan(link.link_bandwidth_bytes_per_s):
             bandwidth = link.link_bandwidth_bytes_per_s
-        beta[index] = 1e9 / bandwidth
+        beta[index] = 1e9 / (bandwidth * (HOST_PAYLOAD if index == host else 1.0))
     alpha = np.array([nan if link is None else link.latency_ns for link in links])
     local = ~(table.host | between_ranks(graph))
     duration = np.nan_to_num(alpha)[row] + table.comm_bytes * beta[row]

@@ -15,7 +15,8 @@ as in a graph; a group larger than its node leaves the node.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import isnan
 from typing import ClassVar
@@ -26,6 +27,7 @@ from numpy.typing import NDArray
 from hespas.estimators.interface import Prediction, takes_no_time, transcendentals
 from hespas.estimators.rates import (
     COLLECTIVE_KINDS,
+    HOST_PAYLOAD,
     Algorithm,
     Efficiencies,
     NetworkCosts,
@@ -61,9 +63,11 @@ BOUNDS: tuple[str, ...] = ("free", "compute", "memory", "overhead", "network")
 """Limits of a node's time; the ``bound`` column of the estimate is an index into this."""
 _FREE, _COMPUTE, _MEMORY, _OVERHEAD, _NETWORK = range(5)
 
-_PAGEABLE_BYTES_PER_S = 11e9
-"""Limit of copies from and to pageable host memory: a host thread copies them to or from a pinned buffer.
-38.5 MB took 3.46 ms in a recording of an H100, 5.6 times as long as its link needs.
+_PAGEABLE: Mapping[str, tuple[str, float]] = {"AMD": (r"pageable|\bhost\b", 35e9), "": ("pageable", 11e9)}
+"""Words for pageable host memory in the names of copies, and the limit of such copies [bytes/s], by vendor
+(empty: others). CUDA copies such memory to or from a pinned buffer in a host thread: 38.5 MB took 3.46 ms in
+a recording of an H100. HIP pins its pages for the copy: they took 1.09 ms in a recording of an MI300X. Its
+profiler does not distinguish pinned memory, which programs have to request.
 """
 _ROUNDING = 1e-12
 """Share of a node's FLOPs below which the rest after its contractions is a rounding error."""
@@ -261,12 +265,15 @@ class Roofline:
         host_ns = np.full(len(graph), np.nan)  # traffic over the host link
         if (link := device.link("pcie")) is not None:
             latency_ns = 0.0 if isnan(link.latency_ns) else link.latency_ns
-            host_ns = latency_ns + graph.bytes_moved / link.bandwidth_bytes_per_s * 1e9
+            host_ns = latency_ns + graph.bytes_moved / (HOST_PAYLOAD * link.bandwidth_bytes_per_s) * 1e9
             strings, copies = graph.strings, np.flatnonzero(over_host)
+            words, limit_bytes_per_s = _PAGEABLE.get(device.vendor, _PAGEABLE[""])
             pageable = mapped(
-                graph.name_id[copies], lambda row: "pageable" in strings[row].casefold(), np.bool_
+                graph.name_id[copies],
+                lambda row: re.search(words, strings[row].casefold()) is not None,
+                np.bool_,
             )
-            staged_ns = graph.bytes_moved[copies] / _PAGEABLE_BYTES_PER_S * 1e9
+            staged_ns = graph.bytes_moved[copies] / limit_bytes_per_s * 1e9
             host_ns[copies] = np.where(pageable, np.fmax(host_ns[copies], staged_ns), host_ns[copies])
         memory_ns = np.where(over_host, host_ns, memory_ns)
         return _NodeTimes(matrix_ns, vector_ns, memory_ns, fits.overhead_ns[graph.op_class, dtype])

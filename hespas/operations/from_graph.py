@@ -8,12 +8,24 @@ from math import nan, prod
 import numpy as np
 from numpy.typing import NDArray
 
-from hespas.graph import DTYPES, DYNAMIC, UNKNOWN_DTYPE, CollectiveKind, NodeKind, OpClass, OpGraph
+from hespas.graph import (
+    DTYPES,
+    DYNAMIC,
+    UNKNOWN_DTYPE,
+    CollectiveKind,
+    DTypeKind,
+    NodeKind,
+    OpClass,
+    OpGraph,
+)
 from hespas.graph.columns import BoolArray, FloatArray, IntArray, SmallIntArray
 from hespas.operations.model import (
     CHANNELS,
+    EXPANDED,
     KIND_OF_CLASS,
     KINDS,
+    OF_LIBRARY,
+    REORDERED,
     SCATTERED,
     STRIDED,
     Labels,
@@ -64,6 +76,9 @@ _BATCH_NORM = "batch_norm"
 _LATENT_ATTENTION = "flash_mla::"
 """Prefix of decoding kernels over latents (MLA): they have work, but no sizes that tables state."""
 _FUSED_EXPERTS = "fused_moe"
+_LIBRARY_CALL, _IMAGE_RANK = "custom-call", 4
+"""Operation of library calls in compiled modules, and the dimensions of batches of images."""
+_ROWS_OF_TILE = 128.0
 _APART_BYTES = 64
 """Distance of neighbours [bytes] from which each is counted as a read of its own line, on all devices."""
 _LEAST_SCATTERED = 128
@@ -111,12 +126,14 @@ def operations_of(graph: OpGraph, *, num_ranks: int = -1, tiled: bool = False) -
     dims["rows"][is_vector] = elements / np.maximum(columns, 1.0)
 
     for name, column in dims.items():
-        column[~_kinds_with(name)[kind]] = np.nan
+        if name not in (EXPANDED, OF_LIBRARY):
+            column[~_kinds_with(name)[kind]] = np.nan
     if tiled:
         shapes = (graph.types.shape(row) for row in range(len(graph.types)))
         padding = [np.nan if DYNAMIC in shape else padding_of_shape(shape) for shape in shapes]
         dims[TILED] = np.where(_kinds_with("rows")[kind], np.array([*padding, np.nan])[deciding_type], np.nan)
     dims[CHANNELS] = _channels(graph)
+    dims[REORDERED] = _reordered_bytes(graph)
     dims[STRIDED] = _strided(graph, is_vector, np.isin(kind, _STREAMED))
     dims[SCATTERED] = scattered_elements(graph, is_vector, kind == _CODE["move"])
     return Operations(
@@ -141,6 +158,37 @@ def _channels(graph: OpGraph) -> FloatArray:
     rows &= table.has_even_window
     channels[table.node[rows]] = table.k[rows] / table.window[rows]
     return channels
+
+
+def _reordered_bytes(graph: OpGraph) -> FloatArray:
+    """Return the bytes of the images of 2-D convolutions without groups whose channels are not next to each
+    other, shape ``(nodes,)``: of operands and the first result. NaN for other nodes, and 0 if channels are
+    contiguous.
+
+    The channels of PyTorch are the second dimension. Library calls of XLA do not state their channels here:
+    the fastest extent of their first operand is compared with the numbers of channels.
+    """
+    moved, table = np.full(len(graph), np.nan), graph.contractions
+    names = [row for row in np.unique(graph.op_id).tolist() if "::" in graph.strings[row]]
+    of_torch = np.isin(graph.op_id, names)
+    nodes = (graph.op_class == int(OpClass.CONVOLUTION)) & (
+        of_torch | (graph.op_id == graph.strings.find(_LIBRARY_CALL))
+    )
+    with np.errstate(divide="ignore", invalid="ignore"):
+        channels = np.stack((table.n, table.k / table.window), axis=1)
+    for row in np.flatnonzero(nodes[table.node] & (table.batch == 1)).tolist():
+        node = int(table.node[row])
+        types: list[int] = [*graph.operands.row(node).tolist(), *graph.results.row(node)[:1].tolist()]
+        images = [number for number in types if len(graph.types.shape(number)) == _IMAGE_RANK]
+        shape = graph.types.shape(images[0]) if images else ()
+        layout = graph.strings[int(graph.types.encoding[images[0]])] if images else ""
+        order = _order(layout, len(shape))
+        fastest = next((dim for dim in order if shape[dim] != 1), 1)
+        if layout.startswith("strides "):
+            fastest = 1 if layout.removeprefix("strides ").split(",")[1] == "1" else _IMAGE_RANK - 1
+        contiguous = fastest == 1 if of_torch[node] else not shape or shape[fastest] in channels[row].tolist()
+        moved[node] = 0.0 if contiguous else float(graph.types.bytes[images].sum())
+    return moved
 
 
 def element_types_of(graph: OpGraph) -> Labels:
@@ -193,9 +241,9 @@ def _extents(graph: OpGraph) -> tuple[dict[str, FloatArray], IntArray]:
     """Return ``rows`` and ``columns`` of the tensor that determines the time of each node, and the index of
     its type.
 
-    That tensor is the larger of the first result and the first operand; for gathers and slices it is the
-    first result. For fusions, whose operands have any order, it is the largest tensor of all. The rows of a
-    batch norm are its channels.
+    That tensor is the larger of the first result and the first operand; for gathers, slices and PyTorch's
+    poolings it is the first result. For fusions, whose operands have any order, it is the largest tensor of
+    all. The rows of a batch norm are its channels.
 
     If a node moves fewer bytes than that tensor has, as an update in place does, it is the largest tensor
     that the node can have moved. Extents are NaN if unknown. The index of a node without tensors is the
@@ -215,6 +263,9 @@ def _extents(graph: OpGraph) -> tuple[dict[str, FloatArray], IntArray]:
     elements = rows * columns
     larger = np.nan_to_num(elements[operand]) > np.nan_to_num(elements[result])
     larger &= ~np.isin(graph.op_class, (int(OpClass.GATHER), int(OpClass.SLICE)))
+    # Poolings of PyTorch have a thread for each result.
+    of_torch = [row for row in np.unique(graph.op_id).tolist() if "::" in graph.strings[row]]
+    larger &= (graph.op_class != int(OpClass.WINDOW)) | ~np.isin(graph.op_id, of_torch)
     # Replace the type of a fusion by its type with the most elements.
     chosen = np.where(larger, operand, result)
     fused = graph.op_class == int(OpClass.FUSION)
@@ -236,8 +287,7 @@ def _extents(graph: OpGraph) -> tuple[dict[str, FloatArray], IntArray]:
             deciding[node] = fitting[np.argmax(size[fitting])]
     rows, columns = rows[deciding], columns[deciding]
     # A batch norm in PyTorch reduces each channel, the second dimension, over all images and positions.
-    names = [row for row in np.unique(graph.op_id).tolist() if _BATCH_NORM in graph.strings[row]]
-    of_channels = np.isin(graph.op_id, [row for row in names if "::" in graph.strings[row]])
+    of_channels = np.isin(graph.op_id, [row for row in of_torch if _BATCH_NORM in graph.strings[row]])
     for node in np.flatnonzero(of_channels & ~np.isnan(rows)).tolist():
         shape = graph.types.shape(int(deciding[node]))
         if len(shape) > 1 and shape[1] > 0:
@@ -267,6 +317,8 @@ def _set_products(
     kind[node] = np.where(convolves, _CODE["convolution"], _CODE["matmul"])
     for name, column in (("batch", table.batch), ("m", table.m), ("n", table.n), ("k", table.k)):
         dims[name][node] = np.where(column[mine] < 0, np.nan, column[mine])
+    dims[EXPANDED] = np.full(len(graph), np.nan)
+    dims[EXPANDED][node] = _expanded_weights(graph)[mine]
     key = np.stack((table.lhs[mine], table.rhs[mine], table.products[mine]))
     distinct, index = np.unique(key, axis=1, return_inverse=True)
     triples: list[list[int]] = distinct.T.tolist()
@@ -277,6 +329,19 @@ def _set_products(
             schemes.append(name)
         rows.append(schemes.index(name))
     scheme[node] = np.array(rows, np.int32)[index.reshape(-1)]
+
+
+def _expanded_weights(graph: OpGraph) -> FloatArray:
+    """Return the weights of 4 bits that each product expands to the 16 bits of its activations, shape
+    ``(contractions,)``: all of a matrix for each tile of rows. NaN if a size is unknown.
+    """
+    table = graph.contractions
+    bits = np.array([*(entry.bits for entry in DTYPES), 0])
+    is_float = np.array([*(entry.kind is DTypeKind.FLOAT for entry in DTYPES), False])
+    expands = (bits[table.lhs] == 16) & (bits[table.rhs] == 4) & is_float[table.rhs]
+    sizes = np.stack((table.batch, table.m, table.n, table.k)).astype(np.float64)
+    batch, m, n, k = np.where(sizes < 0, np.nan, sizes)
+    return np.where(expands, batch * np.ceil(m / _ROWS_OF_TILE) * n * k, 0.0)
 
 
 def single_products(graph: OpGraph) -> tuple[Operations, IntArray]:
@@ -304,7 +369,11 @@ def single_products(graph: OpGraph) -> tuple[Operations, IntArray]:
         op=Labels.constant("", len(rows)),
         scheme=Labels.of([_product_scheme(*triple) for triple in triples]),
         variant=Labels.constant("", len(rows)),
-        dims={name: np.where(column[rows] < 0, np.nan, column[rows]) for name, column in dims.items()},
+        dims={
+            **{name: np.where(column[rows] < 0, np.nan, column[rows]) for name, column in dims.items()},
+            EXPANDED: _expanded_weights(graph)[rows],
+            REORDERED: _reordered_bytes(graph)[node] * share,
+        },
         flops=flops,
         transcendentals=np.zeros(len(rows)),
         bytes_moved=graph.bytes_moved[node] * share,
@@ -338,6 +407,11 @@ def _set_attention(graph: OpGraph, kind: SmallIntArray, dims: dict[str, FloatArr
         if name not in dims:
             dims[name] = np.full(len(graph), np.nan)
     operands: list[list[int]] = graph.operands.take(nodes).to_lists()
+    dims[OF_LIBRARY] = np.full(len(graph), np.nan)
+    dims[OF_LIBRARY][nodes] = [
+        nan if "::" not in name else float(not name.startswith("aten::"))
+        for name in (graph.op_name(node) for node in nodes.tolist())
+    ]
     alike: dict[tuple[int, ...], list[int]] = {}
     for node, op_id, types in zip(nodes.tolist(), graph.op_id[nodes].tolist(), operands, strict=True):
         alike.setdefault((op_id, *types[:2]), []).append(node)
@@ -381,16 +455,17 @@ def _attention_sizes(
     """Return batch, query and key lengths, heads, key heads and head size of an attention node; None if its
     operands lack them.
 
-    Operands of three dimensions are sequences that are packed in (tokens, heads, size). The FLOPs state their
-    mean number of keys per query. If prompts with twice as many tokens, of which each sees the ones before
-    it, fit into the tokens, these are assumed; otherwise one new token per sequence.
+    Queries of three dimensions are sequences that are packed in (tokens, heads, size); keys may also be pages
+    of a cache, (pages, tokens, heads, size). The FLOPs state the mean number of keys per query. If prompts
+    with twice as many tokens, of which each sees the ones before it, fit into the tokens, these are assumed;
+    otherwise one new token per sequence.
     """
     shapes = [graph.types.shape(row) for row in types]
-    ranks = {len(shape) for shape in shapes}
-    if len(shapes) < 2 or ranks not in ({3}, {4}) or any(-1 in shape or 0 in shape for shape in shapes):
+    ranks = [len(shape) for shape in shapes]
+    if ranks not in ([3, 3], [3, 4], [4, 4]) or any(-1 in shape or 0 in shape for shape in shapes):
         return None
-    if ranks == {3}:
-        (tokens, heads, head_dim), (_, kv_heads, _) = shapes
+    if ranks[0] == 3:
+        (tokens, heads, head_dim), kv_heads = shapes[0], shapes[1][-2]
         keys = float(flops[node]) / (4 * tokens * heads * head_dim)
         if not keys >= 1:
             return None

@@ -29,10 +29,13 @@ from hespas.graph.groups import salted
 __all__ = [
     "CHANNELS",
     "CLASS_OF_KIND",
+    "EXPANDED",
     "KINDS",
     "KIND_OF_CLASS",
     "MATRIX_CLASSES",
     "MATRIX_KINDS",
+    "OF_LIBRARY",
+    "REORDERED",
     "SCATTERED",
     "SCHEMES",
     "STRIDED",
@@ -51,6 +54,19 @@ __all__ = [
 
 CHANNELS = "channels"
 """Dimension of convolutions: the input channels of one group. NaN if unknown."""
+
+EXPANDED = "expanded"
+"""Dimension of matmuls: weights of 4 bits that are expanded to the 16 bits of the activations, as often as a
+tile of 128 rows loads them. NaN (not in tables) counts as 0.
+"""
+
+OF_LIBRARY = "of_library"
+"""Dimension of attention: 1 for kernels of a serving library, 0 for those of a framework. NaN if unknown."""
+
+REORDERED = "reordered"
+"""Dimension of convolutions: bytes of the images whose channels are not next to each other in memory, so that
+matrix units cannot load them without a copy in another order. NaN (not in tables) counts as 0.
+"""
 
 SCATTERED = "scattered"
 """Dimension of any kind: number of elements that are read one by one, each from another line of the cache,

@@ -273,12 +273,16 @@ def test_picking_rows_reads_what_is_picked() -> None:
     assert figures(found) == (0, 8 * 15360 + 2 * 15360 * 4096, 2 * 15360 * 4096)
 
 
-def test_the_dense_gradient_of_an_embedding_is_as_large_as_its_table() -> None:
+def test_the_dense_gradient_of_an_embedding_sorts_indices_and_clears_its_table() -> None:
     found = price(
         "aten::embedding_dense_backward", [[4, 8, 64], [4, 8], [], [], []], [F32, I64, *["Scalar"] * 3],
         values=["", "", "1000", "-1", "False"],
     )  # fmt: skip
-    assert figures(found) == (4 * 8 * 64, 4 * 4 * 8 * 64 + 8 * 32, 4 * 1000 * 64)
+    # Two passes sort the indices and their positions; parts of equal indices are added up, then read again.
+    ordered, parts = 2 * 2 * 8 * 32, 4 * 32 * 64
+    assert figures(found) == (
+        4 * 8 * 64, 4 * 4 * 8 * 64 + 8 * 32 + ordered + parts, 4 * 1000 * 64 + ordered + 2 * parts
+    )  # fmt: skip
 
 
 def test_arange_resizes_its_output() -> None:
@@ -413,3 +417,7 @@ def test_the_gradient_of_a_maximum_is_added_where_the_maximum_was() -> None:
     assert figures(found) == (18.0, 18 * 4.0 + 18 * 8.0, 72 * 4.0)
     without = price("aten::avg_pool2d_backward", shapes[:2], types[:2])
     assert isnan(without.cost.flops)
+    windows = price("aten::avg_pool2d_backward", shapes[:3], types[:3], values=["", "", "[2]"])
+    assert figures(windows) == (18 * 4.0, 18 * 4.0, 72 * 4.0)
+    whole = price("aten::_adaptive_avg_pool2d_backward", [[1, 2, 1, 1], [1, 2, 6, 6]], [F32, F32])
+    assert figures(whole) == (72.0, 2 * 4.0, 72 * 4.0)

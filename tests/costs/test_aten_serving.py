@@ -203,6 +203,46 @@ def test_any_arguments(shapes: list[list[int]], kind: str) -> None:
         assert isnan(found.cost.flops) or found.cost.flops >= 0
 
 
+LOOKUP = "fbgemm::split_embedding_codegen_lookup_rowwise_adagrad_function"
+UPDATE = "torch::autograd::CppNode<SplitLookupFunction_rowwise_adagrad_Op>"
+
+
+def lookup_in_tables(lookups: int) -> CallTexts:
+    """Return a lookup in 4 tables of 1,000 rows of 64 elements, for 256 samples."""
+    shapes = [[0], [256000], [0], [0, 0], [4], [4], [5], [], [], [5], [], [lookups], [1025]]
+    types = ["float"] * 4 + ["int", "long", "int", "Scalar", "Scalar", "long", "Scalar", "long", "long"]
+    return texts(LOOKUP, shapes, types)
+
+
+def test_the_gradient_of_tables_sorts_and_sums_all_lookups() -> None:
+    alone = price(UPDATE, [[256, 256]], ["float"])
+    assert isnan(alone.cost.flops)
+    assert isnan(alone.cost.bytes_read)
+    few, many = (price(UPDATE, [[256, 256]], ["float"], parts=(lookup_in_tables(n),)) for n in (2000, 20000))
+    assert few.cost.op_class == OpClass.SCATTER
+    assert (few.cost.flops, many.cost.flops) == (2000 * 64, 20000 * 64)
+    # Each row number of 8 bytes is made, sorted in two passes with a position of 4 bytes, and counted.
+    per_lookup = 8 + 2 * 12 + 2 * 8 + 2 * 4
+    assert many.cost.bytes_read == 20000 * per_lookup + 4 * 256 * 256 + 4 * 4000 * 64
+    # A cache of 50 MB does not hold the gradients of many samples: most are read once for each lookup.
+    large = price(UPDATE, [[262144, 256]], ["float"], parts=(lookup_in_tables(10**7),))
+    gradients = large.cost.bytes_read - 10**7 * per_lookup - 4 * 4000 * 64
+    assert gradients == pytest.approx(4 * 64 * 10**7 * (1 - 50e6 / (4 * 262144 * 256)))
+
+
+def test_a_permutation_of_bags_copies_the_tables_that_it_names() -> None:
+    name = "fbgemm::permute_sparse_features"
+    types = ["int", "int", "int", "float"]
+    plain = price(name, [[8], [8, 128], [20000], []], types)
+    half = price(name, [[4], [8, 128], [20000], []], types)
+    weighted = price(name, [[8], [8, 128], [20000], [20000]], types)
+    assert plain.cost.bytes_read == 4 * (8 + 20000 + 4 * 8 * 128)
+    assert plain.cost.bytes_written == 4 * (20000 + 5 * 8 * 128)
+    assert half.cost.bytes_written == 4 * (10000 + 3.5 * 8 * 128)
+    assert weighted.cost.bytes_read == plain.cost.bytes_read + 4 * 20000
+    assert plain.results[0].shape == (8 * 128, 20)
+
+
 def test_a_lookup_in_several_tables_reads_the_rows_of_all_indices() -> None:
     shapes = [
         [0],

@@ -117,6 +117,15 @@ def test_picked_and_placed_elements_count_once_per_iteration() -> None:
     assert moved(found) == 8 * X + 2 * N + 2 * N
 
 
+@pytest.mark.parametrize("name", ["triton_poi_fused_0", "triton_poi_fused_embedding_0"])
+def test_a_row_of_a_table_is_read_per_index_if_the_loops_are_unknown(name: str) -> None:
+    table, places = (BF16, 128_000, W), (I64, X)
+    found = price(name, [places, table, FULL], [], values=False)
+    assert moved(found) == 8 * X + 2 * N + 2 * N
+    found = price(name, [(I64, 200_000), table, FULL], [], values=False)
+    assert moved(found) == 8 * 200_000 + size(table) + 2 * N
+
+
 def test_names_state_what_is_computed() -> None:
     found = price("triton_poi_fused_gelu_0", [FULL, BIAS], [N]).cost
     assert (found.flops, found.transcendentals) == (4.0 * N, N)

@@ -14,7 +14,7 @@ from hespas.graph import Diagnostics
 from hespas.hardware import load_device
 from hespas.hardware.kernel_shares import COMMON_FLOOR_NS, common_fits
 from hespas.hardware.library import fits_of_user
-from hespas.operations import SCATTERED, STRIDED, Labels, Operations, build
+from hespas.operations import SCATTERED, STRIDED, Labels, Operations, build, canonical_op
 
 H100 = load_device("H100-SXM")
 START = {each.name: each.start for each in KERNELS.parameters}
@@ -208,6 +208,25 @@ def test_lookups_that_sum_rows_take_the_time_of_all_rows() -> None:
     lanes = machine_of(H100, "gather", "f32").lane_flops_per_ns
     assert single < 0.3 * hundred
     assert hundred == pytest.approx(100 * 65536 * 64 * START["element"] / lanes, rel=0.05)
+
+
+def test_positions_of_a_window_take_time_in_poolings_alone() -> None:
+    lanes = machine_of(H100, "pooling", "bf16").lane_flops_per_ns
+    taps = 100.0 * 200704 * 256
+    for op, per_tap in (("avg_pool2d", 20.0), ("upsample_nearest2d", 0.0)):
+        plain = kernels("pooling", op, 200704, 256)
+        longer = replace(plain, flops=np.full(1, taps))
+        assert time_ns(longer) - time_ns(plain) == pytest.approx(per_tap * taps / lanes, rel=0.2)
+
+
+def test_updates_of_tables_start_a_group_for_each_row_that_they_sum() -> None:
+    """A gradient step of fbgemm sorts and sums rows one by one, in 22 kernels."""
+    name = "torch::autograd::CppNode<SplitLookupFunction_rowwise_adagrad_Op>"
+    update, lookup = (kernels("gather", op, 65536, 64, scheme="f32") for op in (canonical_op(name), "lookup"))
+    summed = np.full(1, 15.0 * 65536 * 64)
+    times = [time_ns(replace(each, flops=summed)) for each in (update, lookup)]
+    started = 16 * 65536 / machine_of(H100, "gather", "f32").units * START["row_ns"] * 0.3
+    assert times[0] - times[1] == pytest.approx(started + 21 * START["t0_ns"], rel=0.1)
 
 
 @pytest.mark.parametrize("op", ["embedding_bag", "_embedding_bag_forward_only"])

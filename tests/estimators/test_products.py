@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from hespas.estimators import load_estimator
+from hespas.estimators.forms import machine_of
 from hespas.estimators.interface import OperationModel, Prediction
 from hespas.estimators.kernels import (
     PRODUCTS,
@@ -119,6 +120,20 @@ def test_batches_of_tiny_products_take_a_tile_each(name: str, piece_ns: float) -
     assert as_programs_run(Prediction.of("x", np.array([1e6])), ops, device).duration_ns[0] > least
 
 
+@pytest.mark.parametrize(("name", "flops_of_lane"), [("H100-SXM", 2.0), ("MI300X", 4.0)])
+def test_weights_of_4_bits_are_expanded_in_each_tile(name: str, flops_of_lane: float) -> None:
+    device = load_device(name)
+    plain, expanded = products([4096.0]), 32.0 * 4096 * 1024
+    ops = replace(plain, dims={**plain.dims, "expanded": np.full(1, expanded)})
+    times = [
+        as_programs_run(Prediction.of("x", np.full(1, 1e6)), each, device).duration_ns[0]
+        for each in (ops, plain)
+    ]
+    scale = next(fit for fit in common_fits(device) if fit.form == PRODUCTS).value("scale")
+    instructions_per_ns = machine_of(device, "matmul", "bf16").lane_flops_per_ns / flops_of_lane
+    assert times[0] - times[1] == pytest.approx(scale * 11 * expanded / instructions_per_ns, rel=0.1)
+
+
 def test_attention_from_references_of_another_vendor_takes_longer() -> None:
     one = np.ones(1)
     ops = build.attention_context(
@@ -130,3 +145,8 @@ def test_attention_from_references_of_another_vendor_takes_longer() -> None:
     for basis, ratio in ((reference_basis(["H100-SXM"]), 1.8), (MEASURED_BASIS, 1.0)):
         said = as_programs_run(Prediction.of("x", *np.full((3, 1), 1e6), basis=basis), ops, device)
         assert [said.duration_ns[0], said.high_ns[0]] == pytest.approx([ratio * 1e6] * 2)
+    basis = reference_basis(["H100-SXM"])
+    for library, ratio in ((0.0, 1.8), (1.0, 1.0)):
+        kernel = replace(ops, dims={**ops.dims, "of_library": np.full(1, library)})
+        said = as_programs_run(Prediction.of("x", *np.full((3, 1), 1e6), basis=basis), kernel, device)
+        assert said.duration_ns[0] == pytest.approx(ratio * 1e6)

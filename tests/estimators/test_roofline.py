@@ -243,7 +243,8 @@ def test_host_work_is_not_the_devices() -> None:
 def test_host_transfer_uses_the_host_link() -> None:
     link = A100.link("pcie")
     assert link is not None
-    expected = LAUNCH + link.latency_ns + 1e9 / link.bandwidth_bytes_per_s * 1e9
+    # Packets of the link have headers.
+    expected = LAUNCH + link.latency_ns + 1e9 / (0.86 * link.bandwidth_bytes_per_s) * 1e9
     assert time_of(single(OpClass.HOST, read=1e9)) == pytest.approx(expected)
 
 
@@ -253,6 +254,16 @@ def test_a_copy_of_pageable_memory_is_limited_by_the_host(name: str) -> None:
     assert time_of(pageable) == pytest.approx(LAUNCH + 1e9 / 11e9 * 1e9)
     slow = replace(A100, links=tuple(structs.replace(link, bandwidth_bytes_per_s=1e9) for link in A100.links))
     assert time_of(pageable, device=slow) == pytest.approx(time_of(graph, device=slow))
+
+
+@pytest.mark.parametrize(
+    ("name", "limit"),
+    [("Memcpy HtoD (Host -> Device)", 35e9), ("copy", 0.86 * 64e9), ("Pinned", 0.86 * 64e9)],
+)
+def test_hip_copies_host_memory_that_it_pins(name: str, limit: float) -> None:
+    mi300x = load_device("MI300X")
+    times = [time_of(single(OpClass.HOST, read=size, name=name), device=mi300x) for size in (1e9, 2e9)]
+    assert times[1] - times[0] == pytest.approx(1e9 / limit * 1e9, rel=1e-3)
 
 
 def test_fitted_efficiency_and_overhead_replace_the_defaults() -> None:

@@ -109,6 +109,14 @@ def test_number_format_of_a_product(lhs: str, rhs: str, products: int, scheme: s
 
 
 @pytest.mark.parametrize(
+    ("lhs", "rhs", "tiles"), [("bf16", "mxfp4", 1.0), ("mxfp4", "mxfp4", 0.0), ("bf16", "i4", 0.0)]
+)
+def test_tiles_of_a_product_expand_weights_of_4_bits(lhs: str, rhs: str, tiles: float) -> None:
+    """Weights of whole numbers have tables of their own."""
+    assert product(lhs, rhs).dim("expanded").tolist() == [tiles * 3 * 7 * 11]
+
+
+@pytest.mark.parametrize(
     ("lhs", "rhs", "scheme"), [(-1, 0, ""), (0, -1, ""), (dtype_of("f16").code, dtype_of("f16").code, "f16")]
 )
 def test_unknown_types_and_extents_of_a_product(lhs: int, rhs: int, scheme: str) -> None:
@@ -178,13 +186,23 @@ def test_one_query_is_generation() -> None:
 def test_sizes_of_packed_attention_follow_from_its_flops(
     keys: float, kind: str, expected: list[float]
 ) -> None:
-    query, cache = (15360, 32, 128), (835874, 8, 128)
+    query = (15360, 32, 128)
     flops = 4 * 15360 * 32 * 128 * keys
-    graph = single("mha", OpClass.ATTENTION, [query, cache, cache], [query], flops=flops)
-    ops = operations_of(graph)
-    assert ops.kind[0] == kind
-    names = ("batch", "q_len", "kv_len", "heads", "kv_heads", "head_dim")
-    assert sizes(ops, *names) == pytest.approx(expected, nan_ok=True)
+    for cache in ((835874, 8, 128), (52242, 16, 8, 128)):  # tokens, or pages of tokens
+        graph = single("mha", OpClass.ATTENTION, [query, cache, cache], [query], flops=flops)
+        ops = operations_of(graph)
+        assert ops.kind[0] == kind
+        names = ("batch", "q_len", "kv_len", "heads", "kv_heads", "head_dim")
+        assert sizes(ops, *names) == pytest.approx(expected, nan_ok=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"), [("aten::_flash_attention_forward", 0.0), ("aiter::mha", 1.0), ("flash", nan)]
+)
+def test_names_state_if_a_library_has_the_kernel_of_attention(name: str, expected: float) -> None:
+    query = (2, 300, 8, 64)
+    ops = operations_of(single(name, OpClass.ATTENTION, [query, query], [query], flops=1e9))
+    assert ops.dim("of_library").tolist() == pytest.approx([expected], nan_ok=True)
 
 
 def test_a_causal_mask_leaves_half_of_the_pairs() -> None:

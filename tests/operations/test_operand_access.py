@@ -140,3 +140,17 @@ def test_rows_of_a_batch_norm_are_its_channels() -> None:
     )  # fmt: skip
     ops = operations_of(made.build())
     assert (ops.dim("rows")[0], ops.dim("columns")[0]) == (64.0, 32.0 * 56 * 56)
+
+
+@pytest.mark.parametrize(
+    ("name", "rows"), [("aten::avg_pool2d", 32.0 * 64 * 28), ("stablehlo.reduce_window", 32.0 * 64 * 56)]
+)
+def test_poolings_of_pytorch_have_the_rows_of_their_result(name: str, rows: float) -> None:
+    """A thread computes one result; tables of other compilers state the operand."""
+    made = GraphBuilder("one")
+    source, result = made.types.add(F32, (32, 64, 56, 56)), made.types.add(F32, (32, 64, 28, 28))
+    number = made.strings.add(name)
+    made.add_node(
+        name_id=number, op_id=number, op_class=OpClass.WINDOW, operands=[source], results=[result]
+    )  # fmt: skip
+    assert operations_of(made.build()).dim("rows").tolist() == [rows]

@@ -130,8 +130,13 @@ def _elements(program: HloProgram, computation: Computation, index: int) -> floa
 def _alias(
     program: HloProgram, computation: Computation, leaf: int, index: int, readers: list[int]
 ) -> Alias | None:
-    """Return the parameter that a result is made from by updates and views, as an :class:`Alias`, or None."""
-    written, read, current = 0.0, 0.0, index
+    """Return the parameter that a result is made from by updates and views, as an :class:`Alias`, or None.
+
+    Other instructions may read the part of the parameter that an update replaces, with the same start, but
+    nothing else: the rule of XLA for GPUs (``CanEmitFusedDynamicUpdateSliceInPlaceForGpu``).
+    """
+    written, read, current, last = 0.0, 0.0, index, index
+    replaced: set[tuple[tuple[int, ...], int]] = set()
     while computation.opcodes[current] in UPDATING or computation.opcodes[current] in _RESHAPES:
         if (current != index and readers[current] > 1) or not computation.operands[current]:
             return None
@@ -140,6 +145,7 @@ def _alias(
             operands = computation.operands[current]
             if computation.opcodes[current] == "dynamic-update-slice":
                 touched, reads_old = _bytes(program, computation, operands[1:2]), False
+                replaced.add((operands[2:], computation.shapes[operands[1]]))
             else:
                 first_update = max((len(operands) - 1) // 2, 1) + 1
                 named = names(computation.attributes[current].get("to_apply"))
@@ -150,10 +156,18 @@ def _alias(
                 )
             written += touched
             read += touched if reads_old else 0.0
-        current = computation.operands[current][0]
-    if computation.opcodes[current] != "parameter" or readers[current] != 1 or current == index:
+        last, current = current, computation.operands[current][0]
+    if computation.opcodes[current] != "parameter" or current == index or not written:
         return None
-    return Alias(program.parameter_number(computation, current), leaf, read, written) if written else None
+    for reader in range(len(computation)) if readers[current] > 1 else ():
+        operands = computation.operands[reader]
+        if current not in operands or reader == last:
+            continue
+        part = operands[1:], computation.shapes[reader]
+        if computation.opcodes[reader] != "dynamic-slice" or part not in replaced:
+            return None
+        read += _bytes(program, computation, (reader,))
+    return Alias(program.parameter_number(computation, current), leaf, read, written)
 
 
 def _bytes(program: HloProgram, computation: Computation, operands: tuple[int, ...]) -> float:

@@ -23,7 +23,7 @@ from hespas.converters.measured_ops.device_events import (
     is_to_device,
 )
 from hespas.converters.measured_ops.instructions import names_instruction, with_instruction_costs
-from hespas.costs.aten import PARTS, CallTexts, aten_cost, find_aten_rule
+from hespas.costs.aten import FORWARD, PARTS, CallTexts, aten_cost, find_aten_rule
 from hespas.costs.aten.call import AtenCost
 from hespas.costs.kernels import kernel_facts
 from hespas.costs.operation import Cost, add_costed
@@ -231,6 +231,28 @@ class _CostedGraphBuilder:
             for part, owner in zip(parts.tolist(), owners, strict=True):
                 if owner >= 0:
                     self.parts.setdefault(owner, []).append(part)
+        # The forward call of each backward operation whose rule reads it: the last call before it with the
+        # same sequence number. Older profilers do not record the numbers of forward calls. Then it is a call
+        # with an input of the shape that the first operation inside the backward operation has.
+        backward = mapped(host.name_id, lambda row: strings[row] in FORWARD, np.bool_)
+        if backward.any():
+            parents = host.parent.astype(np.int64)
+            rows = np.flatnonzero(~backward & (host.shapes_id != 0))
+            rows = rows[np.argsort(host.start_ns[rows], kind="stable")]
+            around = nearest(backward, parents, parents[rows])
+            for row in np.flatnonzero(backward).tolist():
+                name = FORWARD[strings[int(host.name_id[row])]]
+                calls = rows[host.name_id[rows] == strings.find(name)]
+                calls = calls[host.start_ns[calls] < host.start_ns[row]]
+                same = calls[(host.sequence[calls] == host.sequence[row]) & (host.sequence[calls] >= 0)]
+                inside = rows[around == row]
+                if not len(same) and len(inside):
+                    shape = self.text(int(host.shapes_id[inside[0]])).partition("]")[0].lstrip("[")
+                    inputs = [self.text(at) for at in host.shapes_id[calls].tolist()]
+                    agrees = np.array([bool(shape) and f"[{shape}]" in text for text in inputs], np.bool_)
+                    same = calls[agrees]
+                if len(same):
+                    self.parts[row] = [int(same[-1])]
         self.instruction = names_instruction(profile)
         self.hints: dict[int, DType | None] = {}
         stated = profile.stated  # FLOPs and bytes that the profile states of host operations

@@ -20,12 +20,13 @@ from hespas.costs.aten.custom import plugin_rule, user_rule
 from hespas.costs.aten.experts import PARTS
 from hespas.costs.aten.fused import ATTENTION, FALLBACK, attention
 from hespas.costs.aten.generated import generated_kernel
-from hespas.costs.aten.serving import SERVING, SERVING_COMPOSITE
+from hespas.costs.aten.serving import FORWARD, SERVING, SERVING_COMPOSITE
 from hespas.graph import DType
 
 __all__ = [
     "ATEN",
     "COMPOSITE",
+    "FORWARD",
     "PARTS",
     "VIEWS",
     "CallTexts",
@@ -127,11 +128,10 @@ _WINDOWS: dict[str, AtenRule] = {
     **_aten("avg_pool3d", over.pool, rank=3, ceil_at=4),
     **_aten("_adaptive_avg_pool2d", over.pool, rank=2, adaptive=True),
     **_aten("_adaptive_avg_pool3d", over.pool, rank=3, adaptive=True),
-    **_aten(
-        "max_pool2d_with_indices_backward max_pool3d_with_indices_backward avg_pool2d_backward "
-        "avg_pool3d_backward _adaptive_avg_pool2d_backward _adaptive_avg_pool3d_backward",
-        over.pool_backward,
-    ),
+    **_aten("max_pool2d_with_indices_backward avg_pool2d_backward", over.pool_backward, rank=2),
+    **_aten("max_pool3d_with_indices_backward avg_pool3d_backward", over.pool_backward, rank=3),
+    **_aten("_adaptive_avg_pool2d_backward", over.pool_backward, rank=2, adaptive=True),
+    **_aten("_adaptive_avg_pool3d_backward", over.pool_backward, rank=3, adaptive=True),
     **_aten("upsample_nearest1d _upsample_nearest_exact1d", over.upsample, rank=1, flops=0.0),
     **_aten("upsample_nearest2d _upsample_nearest_exact2d", over.upsample, rank=2, flops=0.0),
     **_aten("upsample_nearest3d _upsample_nearest_exact3d", over.upsample, rank=3, flops=0.0),
@@ -280,7 +280,8 @@ def aten_cost(
 
     ``hint`` is the element type of lists of tensors, which traces do not record. ``step`` is the name of the
     enclosing profiler step, which states the sequence lengths of a batch. ``parts`` are the operations inside
-    this one that its cost rule needs, as listed in :data:`PARTS`. Unknown figures are NaN.
+    this one that its cost rule needs, as listed in :data:`PARTS`, or the forward operation of
+    :data:`FORWARD`. Unknown figures are NaN.
     """
     call = read_call(name, shapes, types, strides=strides, values=values, hint=hint)
     inside = tuple(

@@ -8,7 +8,7 @@ function that hardware approximates (exp, tanh, sqrt; not division) is one trans
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import isnan, nan
+from math import ceil, isnan, log2, nan
 
 from hespas.costs.aten.call import (
     AtenCost,
@@ -468,12 +468,24 @@ def place_along(
 def embedding_gradient(call: Call, grad: Strided, indices: Strided) -> AtenCost | None:
     """Return the cost of ``embedding_dense_backward`` (gradient, indices, rows), which adds gradients to rows
     of a table.
+
+    The table is cleared. Indices are sorted together with their positions, in passes of 8 bits that read and
+    write both. Gradients are added in f32 by parts of equal indices, which are read again for the sum of each
+    row (``EmbeddingBackwardKernel.cu``).
     """
     rows = call.integer(2)
     if rows is None or not grad.shape or rows < 0:
         return None
     table = dense(grad.dtype, (rows, grad.shape[-1]))
-    return simple([grad, indices], [table], flops=float(grad.elements))
+    changed = min(indices.elements, rows) * grad.shape[-1]
+    sorted_bytes = 2 * indices.bytes * max(ceil(log2(max(rows, 2)) / 8), 1)
+    return simple(
+        [grad, indices],
+        [table],
+        flops=float(grad.elements),
+        read=grad.bytes + indices.bytes + sorted_bytes + 4.0 * changed,
+        written=table.bytes + sorted_bytes + (4.0 + grad.width) * changed,
+    )
 
 
 @needs(OpClass.GATHER, 0, 1, 2)

@@ -20,7 +20,7 @@ from typing import NamedTuple
 from hespas.costs.aten.call import FLOAT32, AtenCost, Call, Strided, matrix_product, simple, unknown
 from hespas.costs.aten.elements import POINTWISE
 from hespas.costs.operation import Contraction
-from hespas.graph import OpClass, find_dtype
+from hespas.graph import DTypeKind, OpClass, find_dtype
 
 __all__ = ["generated_kernel"]
 
@@ -309,20 +309,31 @@ def generated_kernel(call: Call) -> AtenCost:
         op_class=OpClass.FUSION,
         flops=flops,
         transcendentals=transcendentals,
-        read=sum(_part_bytes(tensor, loops) if picks else tensor.bytes for tensor in inputs),
+        read=sum(
+            _part_bytes(tensor, loops, tensors) if picks or not loops.known else tensor.bytes
+            for tensor in inputs
+        ),
         written=sum(_part_bytes(tensor, loops) for tensor in use.written),
         rate=tensors[0].dtype,
     )
     return cost._replace(guessed=use.guessed)
 
 
-def _part_bytes(tensor: Strided, loops: _LoopSizes) -> float:
+def _part_bytes(tensor: Strided, loops: _LoopSizes, tensors: tuple[Strided, ...] = ()) -> float:
     """Return the bytes of a tensor that the loops reach: all of it, or one element per iteration if the
     tensor is larger.
+
+    If the loops are unknown, these are all bytes, or one row per index if the tensor is a table: a matrix
+    with more rows than one of the ``tensors`` has whole numbers, where another one has a row for each number.
     """
-    if not loops.known or tensor.elements <= loops.total:
-        return tensor.bytes
-    return tensor.bytes * loops.total / tensor.elements
+    if loops.known:
+        return tensor.bytes * min(loops.total / tensor.elements, 1.0) if tensor.elements else tensor.bytes
+    for index in tensors if len(tensor.shape) == 2 else ():
+        is_whole = index.dtype is not None and index.dtype.kind is DTypeKind.SIGNED
+        rows = (*index.shape, tensor.shape[1])
+        if is_whole and index.elements < tensor.shape[0] and any(other.shape == rows for other in tensors):
+            return float(index.elements * tensor.shape[1] * tensor.width)
+    return tensor.bytes
 
 
 def _work(

@@ -346,15 +346,21 @@ def pool(
 
 
 @needs(OpClass.WINDOW, 0, 1)
-def pool_backward(call: Call, grad: Strided, source: Strided) -> AtenCost:
-    """Return the cost of the gradient of a pooling (gradient, input, ..., indices of maxima). Each element of
-    the gradient is added at the position of its maximum.
+def pool_backward(
+    call: Call, grad: Strided, source: Strided, *, rank: int, adaptive: bool = False
+) -> AtenCost:
+    """Return the cost of the gradient of a pooling over the last ``rank`` dimensions (gradient, input,
+    window, ..., indices of maxima).
 
-    The FLOPs are unknown without indices.
+    Each element of the gradient is added at the position of its maximum or, in a pooling without maxima, at
+    all positions of its window. The FLOPs are unknown if the trace does not state the window.
     """
     maxima = call.last_output(2)
-    inputs = [grad] if maxima is None else [grad, maxima]
-    return simple(inputs, [source.dense], flops=nan if maxima is None else float(grad.elements))
+    if maxima is not None:
+        return simple([grad, maxima], [source.dense], flops=float(grad.elements))
+    window = call.integers(2) or (0,)
+    added = grad.elements * float(prod(window * rank if len(window) == 1 else window)) or nan
+    return simple([grad], [source.dense], flops=float(source.elements) if adaptive else added)
 
 
 @needs(OpClass.WINDOW, 0)

@@ -11,7 +11,7 @@ Argument orders follow the schemas that the libraries register, and traces: vLLM
 from __future__ import annotations
 
 from functools import partial
-from math import prod
+from math import ceil, log2, prod
 
 from hespas.costs.aten import elements, matmul
 from hespas.costs.aten.call import (
@@ -31,7 +31,7 @@ from hespas.costs.aten.paged import PAGED
 from hespas.costs.aten.reduce import rms_norm
 from hespas.graph import DType, OpClass, find_dtype
 
-__all__ = ["SERVING", "SERVING_COMPOSITE"]
+__all__ = ["FORWARD", "SERVING", "SERVING_COMPOSITE"]
 
 
 @needs(OpClass.ELEMENTWISE, 0, 1)
@@ -136,6 +136,67 @@ def _column_permutation(call: Call, source: Strided) -> AtenCost:
     return simple(call.tensors, [source.dense])
 
 
+@needs(OpClass.MOVE, 0, 1, 2)
+def _sparse_permutation(call: Call, order: Strided, lengths: Strided, indices: Strided) -> AtenCost | None:
+    """Return the cost of ``permute_sparse_features`` (order of tables, lengths of bags, indices, weights),
+    which copies the bags of tables to another order, in which tables may occur several times or never.
+
+    The lengths are also summed twice, to find where bags start before and after: each sum reads and writes
+    them (``sparse_ops_gpu.cu``).
+    """
+    if len(lengths.shape) != 2 or lengths.shape[0] < 1:
+        return None
+    share = order.elements / lengths.shape[0]
+    copied = [tensor for tensor in call.present(2, 3) if tensor.shape]
+    copied_bytes = sum(tensor.bytes for tensor in copied)
+    written = share * (copied_bytes + lengths.bytes) + 2 * (1 + share) * lengths.bytes
+    read = order.bytes + share * copied_bytes + (1 + 3 * share) * lengths.bytes
+    bags = order.elements * prod(lengths.shape[1:])
+    moved = dense(indices.dtype, (bags, ceil(share * indices.elements / max(bags, 1))))
+    return simple([order, lengths, *copied], [moved], read=read, written=written)
+
+
+_INDEX_BYTES, _ROW_BYTES = 8.0, 4.0
+"""Bytes of a row number in all tables together, and of the position of a lookup."""
+_SORTED_BITS = 8.0
+"""Bits that one pass of a radix sort orders (CUB, ``DeviceRadixSortPolicy``)."""
+_CACHED_BYTES = 50e6
+"""Gradients that a cache holds: the second-level caches of an A100 and an H100 have 40 and 50 MB."""
+
+
+@needs(OpClass.SCATTER, 0)
+def _table_update(call: Call, grad: Strided) -> AtenCost | None:
+    """Return the cost of the gradient of ``split_embedding_codegen_lookup``, which sums gradients by row of
+    the tables and updates the rows. The lookup is the only part of the call.
+
+    Each lookup's row number is computed, sorted together with its position, counted and summed. Then the
+    gradient of its bag is read; bags are in the order of rows, so that a cache helps with as much as it holds
+    (fbgemm, ``embedding_backward_split_template.cu``).
+    """
+    lookup = call.parts[0] if call.parts else None
+    starts, weights, indices = (None if lookup is None else lookup.tensor(at) for at in (6, 1, 11))
+    if starts is None or weights is None or indices is None or len(grad.shape) != 2 or starts.elements < 2:
+        return None
+    length = grad.shape[1] / (starts.elements - 1)
+    if not length > 0 or weights.elements < length:
+        return None
+    rows, lookups = weights.elements / length, float(indices.elements)
+    passes = max(ceil(log2(max(rows, 2.0)) / _SORTED_BITS), 1)
+    pair = _INDEX_BYTES + _ROW_BYTES
+    row_numbers = indices.bytes + passes * lookups * pair + lookups * (2 * _INDEX_BYTES + 2 * _ROW_BYTES)
+    picked = lookups * length * grad.width
+    held = min(_CACHED_BYTES / grad.bytes, 1.0) if grad.bytes else 1.0
+    changed = min(lookups, rows) * length * weights.width
+    bags = dense(grad.dtype, (grad.shape[0] * (starts.elements - 1), max(round(length), 1)))
+    return simple(
+        [bags, weights, indices],
+        [weights.dense],
+        flops=lookups * length,
+        read=row_numbers + max(grad.bytes, picked * (1 - held)) + changed,
+        written=lookups * (pair * (1 + passes) + 2 * _ROW_BYTES) + changed,
+    )
+
+
 @needs(OpClass.ELEMENTWISE, 0, 1, 2)
 def _bounds_check(call: Call, rows: Strided, indices: Strided, offsets: Strided) -> AtenCost:
     """Return the cost of a bounds check (rows of each table, indices, offsets, ...): every index is compared
@@ -152,6 +213,17 @@ def _complete_sum(call: Call, source: Strided) -> AtenCost | None:
     result = dense(source.dtype, (source.shape[0] + 1,))
     return simple([source], [result], flops=float(source.elements))
 
+
+_POOLED_BACKWARD = (
+    "torch::autograd::CppNode<fbgemm_gpu::PermutePooledEmbsFunction<&fbgemm_gpu::permute_pooled_embs_gpu> >"
+)
+_OPTIMIZERS = ("rowwise_adagrad", "approx_rowwise_adagrad")
+_LOOKUP = "fbgemm::split_embedding_codegen_lookup_{}_function"
+FORWARD: dict[str, str] = {
+    f"torch::autograd::CppNode<SplitLookupFunction_{optimizer}_Op>": _LOOKUP.format(optimizer)
+    for optimizer in _OPTIMIZERS
+}
+"""Backward operation -> forward operation whose inputs the rule of the backward operation reads."""
 
 _FP4 = find_dtype("f4E2M1FN")
 
@@ -389,12 +461,10 @@ SERVING: dict[str, AtenRule] = {
     "fbgemm::permute_pooled_embs_auto_grad": _column_permutation,
     "fbgemm::recat_embedding_grad_output_mixed_D_batch": _column_permutation,
     "fbgemm::bounds_check_indices": _bounds_check,
-    **{
-        f"fbgemm::split_embedding_codegen_lookup_{optimizer}_function": partial(
-            elements.table_lookup, state_at=20
-        )
-        for optimizer in ("rowwise_adagrad", "approx_rowwise_adagrad")
-    },
+    _POOLED_BACKWARD: _column_permutation,
+    "fbgemm::permute_sparse_features": _sparse_permutation,
+    **dict.fromkeys(map(_LOOKUP.format, _OPTIMIZERS), partial(elements.table_lookup, state_at=20)),
+    **dict.fromkeys(FORWARD, _table_update),
     "fbgemm::asynchronous_complete_cumsum": _complete_sum,
     "fb::asynchronous_complete_cumsum": _complete_sum,
 }

@@ -19,12 +19,19 @@ as long as one of a whole block.
 
 Source: Chetlur et al., "cuDNN: Efficient Primitives for Deep Learning", arXiv:1410.0759.
 
+Matrix units load vectors of channels. If the channels of the images are not next to each other (NCHW), the
+libraries of both vendors copy images to that order before the product, and results back after it
+(``nchwToNhwcKernel`` of cuDNN, ``batched_transpose`` of MIOpen).
+
+Source: NVIDIA, "Convolutional Layers User's Guide", tensor layouts in memory: NCHW vs NHWC.
+
 Layers of experts with activations and weights of 4 bits, which no table has, become layers of 8 bits. Their
 time beyond the roofline (routing, quantising, tiles of few tokens) is that of 8 bits.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from math import isclose
 
@@ -33,7 +40,7 @@ import numpy as np
 from hespas.estimators.rates import peak_times, rate_flops_per_s
 from hespas.graph.columns import FloatArray, IntArray
 from hespas.hardware import Device
-from hespas.operations import CHANNELS, Labels, Operations, build, element_bytes
+from hespas.operations import CHANNELS, REORDERED, Labels, Operations, build, element_bytes
 
 __all__ = [
     "CONVOLUTION_WIDENING",
@@ -42,6 +49,7 @@ __all__ = [
     "as_deeper_products",
     "as_products",
     "of_4_bit_experts",
+    "reordering_ns",
     "roof_beyond_8_bits_ns",
     "runs_on_tf32",
     "wider_output_ns",
@@ -54,6 +62,19 @@ _BLOCK_BYTES = {"NVIDIA": 64.0, "AMD": 16.0}
 """Bytes of input channels per step of the depth, by vendor (others: no blocks): 32 channels of 16 bits in
 cuDNN's kernels (``fprop_optimized_bf16_256x64_32x4_nhwc_align8``), 8 in MIOpen's
 (``igemm_fwd_gtcx3_nhwc_bf16_bt256x64x8``).
+"""
+_REORDERED_BITS = 16.0
+"""Bits of the element types whose products always run on matrix units."""
+_REORDERING_SHARE = 0.5
+"""Share of the bandwidth of a transposing copy: tiles of it are read along one order and written along the
+other, one of them in short runs. Recorded copies reach 0.53 on an H100 and 0.45 on an MI300X.
+"""
+_OLD_KERNELS: Mapping[str, float] = {"sm_90": 0.629}
+"""Share of the peak that instructions of the previous architecture (``mma.sync``) reach, by architecture.
+Convolutions whose channels do not fill blocks have only kernels with these.
+
+Source: Luo et al., "Benchmarking and Dissecting the Nvidia Hopper GPU Architecture via Microbenchmarking",
+arXiv:2402.13499.
 """
 CONVOLUTION_WIDENING = 1.0
 """Widening of the interval of a convolution that is estimated as a product, on both sides [log time]."""
@@ -106,15 +127,28 @@ def without_library(ops: Operations) -> IntArray:
 
 def as_products(ops: Operations, device: Device) -> Operations:
     """Return convolutions as matrix products with the traffic of the convolutions. The depth of a product is
-    that of all blocks of channels, over which the kernels of the device's vendor step.
+    that of all blocks of channels, over which the kernels of the device's vendor step, or deeper by the
+    lower rate of old kernels.
     """
     block_bytes = _BLOCK_BYTES.get(device.vendor, 0.0)
     blocks = np.maximum(block_bytes / element_bytes(ops.scheme, "weight"), 1.0)
     channels = ops.dim(CHANNELS)
     with np.errstate(divide="ignore", invalid="ignore"):
         filled = np.ceil(channels / blocks) * blocks / channels
-    depth = ops.dim("k") * np.where(filled >= 1.0, filled, 1.0)
+    filled = np.where(filled > 1.0, filled / _OLD_KERNELS.get(device.arch, 1.0), 1.0)
+    depth = ops.dim("k") * filled
     return replace(ops, kind=Labels.constant("matmul", len(ops)), dims={**ops.dims, "k": depth})
+
+
+def reordering_ns(ops: Operations, device: Device) -> FloatArray:
+    """Return the time to copy the images of convolutions of 16 bits to contiguous channels, and their results
+    back [ns], shape ``(ops,)``: 0 for other number formats and for vendors without such kernels.
+    """
+    bits = 8 * element_bytes(ops.scheme, "activation")
+    copied = np.where(bits == _REORDERED_BITS, np.nan_to_num(ops.dim(REORDERED)), 0.0)
+    if device.vendor not in _BLOCK_BYTES:
+        copied[:] = 0.0
+    return 2 * copied / (_REORDERING_SHARE * device.main_memory.bandwidth_bytes_per_s) * 1e9
 
 
 def of_4_bit_experts(ops: Operations) -> IntArray:

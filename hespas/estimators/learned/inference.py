@@ -37,6 +37,7 @@ from hespas.estimators.learned.equivalents import (
     as_deeper_products,
     as_products,
     of_4_bit_experts,
+    reordering_ns,
     roof_beyond_8_bits_ns,
     runs_on_tf32,
     wider_output_ns,
@@ -302,7 +303,7 @@ def _predict_convolutions(
 ) -> _LearnedTimes:
     products = _predict_all(sets, as_products(ops, device), device, diagnostics)
     factors = np.exp(CONVOLUTION_WIDENING * np.array([[0.0], [-1.0], [1.0]]))
-    return replace(products, times=products.times * factors)
+    return replace(products, times=(products.times + reordering_ns(ops, device)) * factors)
 
 
 def _predict_experts(

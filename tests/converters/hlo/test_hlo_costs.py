@@ -63,6 +63,11 @@ SCATTERED = T0 + (
     "  d = f32[1024,64]{1,0} scatter(t, i, u), update_window_dims={1}, inserted_window_dims={0}, "
     "scatter_dims_to_operand_dims={0}, index_vector_dim=1, to_apply=add\n"
 )
+ADDED = T0 + (
+    "u = f32[8,64]{1,0} parameter(1)\n  i = s32[] parameter(2)\n  z = s32[] constant(0)\n"
+    "  s = f32[8,64]{1,0} dynamic-slice(t, %s, z), dynamic_slice_sizes={8,64}\n"
+    "  w = f32[8,64]{1,0} add(s, u)\n  d = f32[1024,64]{1,0} dynamic-update-slice(t, w, i, z)\n"
+)
 DONATED = ", input_output_alias={ {}: (0, {}, may-alias) }"
 
 
@@ -89,6 +94,10 @@ DONATED = ", input_output_alias={ {}: (0, {}, may-alias) }"
             "table, rows, at", DONATED, (ROW + 4, ROW), id="behind a view",
         ),
         pytest.param(UPDATED, "table, rows, at", "", (TABLE + ROW + 4, TABLE), id="argument kept"),
+        pytest.param(ADDED % "i", "table, rows, at", DONATED, (2 * ROW + 4, ROW), id="added to a part"),
+        pytest.param(
+            ADDED % "z", "table, rows, at", DONATED, (TABLE + ROW + 4, TABLE), id="another part is read"
+        ),
         pytest.param(SCATTERED, "table, index, rows", DONATED, (2 * ROW + 32, ROW), id="scatter in place"),
         pytest.param(
             T0 + "r = f32[1024,64] multiply(t, t)", "table", "", (TABLE, TABLE), id="operand used twice"

@@ -36,6 +36,7 @@ class Trace:
     events: list[tuple[int, int, int, float, float, float]] = field(
         default_factory=list[tuple[int, int, int, float, float, float]]
     )
+    sequences: dict[int, int] = field(default_factory=dict[int, int])
 
     def op(self, name: str, inputs: Inputs | None = None, parent: int = -1, values: object = None) -> int:
         add = self.strings.add
@@ -63,9 +64,9 @@ class Trace:
             name_id=ops[:, 0],
             thread_id=nothing,
             parent=ops[:, 1],
-            start_ns=np.zeros(len(ops)),
+            start_ns=np.arange(len(ops), dtype=np.float64),
             duration_ns=np.zeros(len(ops)),
-            sequence=np.full(len(ops), -1, np.int64),
+            sequence=np.array([self.sequences.get(op, -1) for op in range(len(ops))], np.int64),
             shapes_id=ops[:, 2],
             dtype_id=ops[:, 3],
             strides_id=nothing,
@@ -224,6 +225,26 @@ def test_work_that_nothing_explains_is_called_what_its_name_says() -> None:
     assert graph.rate_dtype.tolist()[:2] == [dtype("bf16").code, -1]
     assert np.isnan(graph.flops).all(), "a name does not say how much there is to do"
     assert NodeKind(graph.kind[2]) is NodeKind.COLLECTIVE
+
+
+def test_a_backward_operation_reads_the_sizes_of_its_forward_call() -> None:
+    """By sequence number, or else by the shape of the first operation inside."""
+    forward = "fbgemm::split_embedding_codegen_lookup_rowwise_adagrad_function"
+    backward = "torch::autograd::CppNode<SplitLookupFunction_rowwise_adagrad_Op>"
+    for numbered in (True, False):
+        trace = Trace()
+        calls: list[int] = []
+        for lookups in (512, 2048, 1024):
+            shapes = [[0], [64000], [0], [0, 0], [1], [1], [2], [], [], [2], [], [lookups], [65]]
+            calls.append(trace.op(forward, (shapes, ["float"] * 11 + ["long", "long"])))
+        update = trace.op(backward, ([[64, 64]], ["float"]))
+        inside = trace.op("aten::empty_like", ([[2048], []], ["long", "Scalar"]), parent=update)
+        if numbered:
+            trace.sequences = {call: 7 + call for call in calls} | {update: 7 + calls[0]}
+        trace.event("linearize", update, 0.0, 5.0)
+        trace.event("update", inside, 5.0, 5.0)
+        costed = costed_ops(trace.profile())
+        assert costed.graph.flops.tolist() == [64 * (512 if numbered else 2048)]
 
 
 def test_experts_are_costed_by_the_weights_that_their_parts_look_at() -> None:
