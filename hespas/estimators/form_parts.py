@@ -60,6 +60,43 @@ _MATRIX_PJ, _VECTOR_PJ = 1.0, 5.0
 proportion), and of f32 on vector units. Round numbers that gave the smallest error on left-out architectures,
 so that the errors on these are not blind.
 """
+_VOLTAGE_POWER = 3.0
+"""Power of the clock with which the watts of one architecture rise, because the voltage rises with it."""
+_START_POWER = 0.7
+"""Power of the rate with which starts of kernels and tiles become shorter: a start also waits for the memory.
+Of 0, 0.5, 0.7, 0.85 and 1 it gave the smallest mean error on left-out architectures.
+"""
+_SCORE_POWER = 1 / 3
+"""Power of the ratio of two units' FLOPs per clock by which the cost of an exponential in FLOPs changes. All
+GPUs have 16 special function units per unit (CUDA C++ Programming Guide, throughput of native arithmetic
+instructions), but exponentials overlap with products. Of 0, 1/3, 1/2 and 1 it gave the smallest error.
+"""
+_INSTRUCTIONS: Mapping[str, str] = {
+    "sm_60": "none",
+    "sm_61": "none",
+    **dict.fromkeys(("sm_70", "sm_75", "sm_80", "sm_86", "sm_87", "sm_89", "sm_120", "sm_121"), "mma"),
+    "sm_90": "wgmma",
+    "sm_100": "tcgen05",
+    "sm_103": "tcgen05",
+    **dict.fromkeys(("gfx908", "gfx90a", "gfx942", "gfx950"), "mfma"),
+}
+"""Architecture -> its matrix instructions, which decide on the kernels of a library: of a warp, of a group of
+warps, or of a whole unit. Source: PTX ISA, "Asynchronous Warpgroup Level Matrix Instructions" and "TensorCore
+5th Generation Family Instructions"; AMD matrix instruction calculator. Others: the architecture itself.
+"""
+_BLOCKS_AT_ONCE: Mapping[str, float] = {"mma": 2.0, "wgmma": 1.0, "tcgen05": 1.0}
+"""Blocks of an attention kernel that a unit runs at once, by matrix instructions: one block of queries fills
+the unit if its instructions take groups of warps. Others are unknown.
+"""
+_OWN_ACCUMULATORS = frozenset({"tcgen05"})
+"""Matrix instructions whose results are in a memory of their own, from which a tile is stored during the
+products of the next (PTX ISA, "Tensor Memory").
+"""
+_CACHE_COPIES: Mapping[str, float] = dict.fromkeys(("sm_80", "sm_90", "sm_100", "sm_103"), 2.0)
+"""Copies of data that all units read in the largest cache, by architecture; others have 1. Each half of the
+units has its own partition of the L2 cache ("NVIDIA A100 Tensor Core GPU Architecture", white paper); that
+later devices with HBM have the same is assumed.
+"""
 _VECTOR_BYTES = 16.0
 """Size of a GPU's widest load."""
 
@@ -77,6 +114,10 @@ Values = Mapping[str, float]
 """Parameters by name."""
 
 
+_Carry = Literal["", "clock", "start", "block", "tile", "score", "power", "cached", "loads", "hits"]
+"""Rule by which a parameter changes for a device with other rates (:class:`Parameter`); empty: it stays."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parameter:
     """Positive parameter of a form (:class:`Form`). ``start``, ``low`` and ``high`` are the initial value and
@@ -88,9 +129,12 @@ class Parameter:
     a peak are at most 1.
 
     ``carries`` is how a fitted value changes for a device with other rates (:func:`carried_values`). A
-    *clock* value is a time of compute units, a *power* value a share of the peak FLOP/s, a *loads* value a
-    rate of loads that partly come from the cache, and a *hits* value 1 less than a rate of the cache; the
-    last two rates are relative to the memory. Other values stay.
+    *clock* value is a time of compute units, a *start* value the time of a launch, a *block* value the start
+    of a block of queries, a *tile* value the start of a tile in steps of a product, a *score* value the cost
+    of an exponential in FLOPs, a *power* value a share of the peak FLOP/s, a *cached* value a share of the
+    cache's size or of the data that stay in it, a *loads* value a rate of loads that partly come from the
+    cache, and a *hits* value 1 less than a rate of the cache; the last two rates are relative to the memory.
+    Other values stay.
     """
 
     name: str
@@ -100,7 +144,7 @@ class Parameter:
     varies: bool = True
     absent: float = np.nan
     width: float = 1.5
-    carries: Literal["", "clock", "power", "loads", "hits"] = ""
+    carries: _Carry = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +160,9 @@ class MachineRates:
     systolic arrays. ``tiles`` is True if the device stores tensors in whole tiles
     (:mod:`hespas.operations.tiles`). ``clock_hz`` is the highest clock of the compute units. ``line_bytes``
     is what a unit fetches to read one element. ``powered_share`` is the share of the peak FLOP/s for which
-    the power limit suffices, at most 1.
+    the power limit suffices, at most 1. ``cache_copies`` is the number of copies of shared data in the cache.
+    ``arch`` is the name of the architecture, ``instructions`` of its matrix instructions (else the
+    architecture).
     """
 
     flops_per_ns: float
@@ -135,6 +181,9 @@ class MachineRates:
     clock_hz: float = np.nan
     line_bytes: float = 64.0
     powered_share: float = np.nan
+    cache_copies: float = 1.0
+    arch: str = ""
+    instructions: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,6 +239,9 @@ def machine_of(device: Device, kind: str, scheme: str) -> MachineRates:
         clock_hz=device.boost_clock_hz,
         line_bytes=_LINE_BYTES.get(device.vendor, _LINE_BYTES[""]),
         powered_share=min(device.tdp_w / (rate * flop_pj * 1e-12), 1.0),
+        cache_copies=_CACHE_COPIES.get(device.arch, 1.0),
+        arch=device.architecture,
+        instructions=_INSTRUCTIONS.get(device.arch, device.architecture),
     )
 
 
@@ -197,26 +249,51 @@ def carried_values(form: Form, values: Values, fitted: MachineRates, machine: Ma
     """Return the parameters of a form that was fitted on a device with the rates ``fitted``, for a device
     with the rates ``machine``.
 
-    Times of compute units scale with the inverse of the clock. Shares of the peak scale with the shares for
-    which the power limits suffice (``powered_share``), up to the bound of the parameter. Rates of the cache,
+    Times of compute units scale with the inverse of the clock. So do starts of launches, by the power
+    :data:`_START_POWER`, but not within one architecture, where the hosts differ more. Starts of a block of
+    queries are shorter if more blocks run at once (:data:`_BLOCKS_AT_ONCE`). Starts of tiles in steps scale
+    with the power :data:`_START_POWER` of a unit's FLOPs per clock, unless only one device stores a tile
+    during the next (:data:`_OWN_ACCUMULATORS`). Costs of exponentials scale with the power
+    :data:`_SCORE_POWER` of the same ratio.
+
+    Shares of the peak scale with the shares for which the power limits suffice (``powered_share``), up to the
+    bound of the parameter. In one architecture, where the watts of a unit rise with the third power of its
+    clock (:data:`_VOLTAGE_POWER`), they scale with the clocks for which the limits suffice, over the highest
+    clocks.
+
+    Shares of the cache scale with the inverse of the copies in it (``cache_copies``). Rates of the cache,
     which are relative to the memory, scale with the ratio of the two bandwidths (``cache_rate``). Rates of
-    loads scale with the power :data:`_LOADS_POWER` of this ratio. An unknown clock or power limit leaves the
-    values. An unknown bandwidth of a cache counts as the usual ratio, :data:`_CACHE_RATE`, as in the fit.
+    loads scale with the power :data:`_LOADS_POWER` of this ratio. An unknown clock, power limit or kernel
+    leaves the values. An unknown bandwidth of a cache counts as the usual ratio, :data:`_CACHE_RATE`, as in
+    the fit.
     """
-    slower = 1.0 if isnan(fitted.clock_hz / machine.clock_hz) else fitted.clock_hz / machine.clock_hz
-    powered = machine.powered_share / fitted.powered_share
+    is_sibling = fitted.arch == machine.arch
+    slower = fitted.clock_hz / machine.clock_hz
     faster = machine.cache_rate / fitted.cache_rate
+    powered = machine.powered_share / fitted.powered_share
+    if is_sibling and powered != 1:
+        sustained = machine.powered_share * slower ** (_VOLTAGE_POWER - 1)
+        powered = (min(sustained, 1.0) / fitted.powered_share) ** (1 / _VOLTAGE_POWER)
+    flops = slower * (machine.flops_per_ns / machine.units) / (fitted.flops_per_ns / fitted.units)
+    at_once = [_BLOCKS_AT_ONCE.get(rates.instructions, np.nan) for rates in (fitted, machine)]
+    stores = {rates.instructions in _OWN_ACCUMULATORS for rates in (fitted, machine)}
+    factors: dict[_Carry, float] = {
+        "clock": slower,
+        "start": 1.0 if is_sibling else slower**_START_POWER,
+        "block": slower * (1.0 if any(map(isnan, at_once)) else at_once[0] / at_once[1]),
+        "tile": flops**_START_POWER if len(stores) == 1 else 1.0,
+        "score": flops**_SCORE_POWER,
+        "power": powered,
+        "cached": fitted.cache_copies / machine.cache_copies,
+        "loads": faster**_LOADS_POWER,
+    }
     carried = dict(values)
     for parameter in form.parameters:
-        value = carried.get(parameter.name, np.nan)
-        if parameter.carries == "clock":
-            carried[parameter.name] = value * slower
-        elif parameter.carries == "power" and not isnan(powered):
-            carried[parameter.name] = min(value * powered, parameter.high)
-        elif parameter.carries == "loads":
-            carried[parameter.name] = value * faster**_LOADS_POWER
-        elif parameter.carries == "hits":
+        value, factor = carried.get(parameter.name, np.nan), factors.get(parameter.carries, 1.0)
+        if parameter.carries == "hits":
             carried[parameter.name] = max((1 + value) * faster - 1, 0.0)
+        elif not isnan(factor) and factor != 1:
+            carried[parameter.name] = min(value * factor, parameter.high)
     return carried
 
 

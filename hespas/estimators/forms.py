@@ -63,7 +63,7 @@ __all__ = [
     "soft_max",
 ]
 
-_ATTENTION_START = Parameter(name="t0_ns", start=10000.0, low=50.0, high=1e6)
+_ATTENTION_START = Parameter(name="t0_ns", start=10000.0, low=50.0, high=1e6, carries="start")
 _ATTENTION_OVERLAP = Parameter(name="overlap", start=1.5, low=0.05, high=20.0)
 _QUERY_BLOCK = 128.0
 
@@ -117,8 +117,8 @@ PREFILL = Form(
         _ATTENTION_START,
         Parameter(name="compute", start=0.6, low=0.02, high=1.0, width=0.5, carries="power"),
         _ATTENTION_OVERLAP,
-        Parameter(name="score", start=0.3, low=1e-3, high=50.0),
-        Parameter(name="block_start_ns", start=2000.0, low=1.0, high=1e5, carries="clock"),
+        Parameter(name="score", start=0.3, low=1e-3, high=50.0, carries="score"),
+        Parameter(name="block_start_ns", start=2000.0, low=1.0, high=1e5, carries="block"),
         Parameter(name="wave_tail", start=0.3, low=1e-3, high=1.0),
         Parameter(name="chain", start=0.5, low=1e-3, high=5.0),
         Parameter(name="query_passes", start=4.0, low=0.05, high=100.0),
@@ -126,7 +126,7 @@ PREFILL = Form(
         Parameter(name="fused", start=0.2, low=1e-3, high=1.0),
         Parameter(name="token_ns", start=0.01, low=1e-6, high=10.0),
         Parameter(name="cache_gain", start=0.5, low=1e-3, high=50.0, carries="hits"),
-        Parameter(name="cache_reach", start=0.7, low=0.02, high=3.0),
+        Parameter(name="cache_reach", start=0.7, low=0.02, high=3.0, carries="cached"),
     ),
     dims=("batch", "q_len", "heads", "kv_heads", "head_dim"),
     columns=_prefill_columns,
@@ -184,7 +184,7 @@ DECODE = Form(
     name="decode",
     parameters=(
         _ATTENTION_START,
-        Parameter(name="group_t0_ns", start=6000.0, low=50.0, high=1e6),
+        Parameter(name="group_t0_ns", start=6000.0, low=50.0, high=1e6, carries="start"),
         Parameter(name="memory", start=0.75, low=0.02, high=1.0, width=0.3),
         _ATTENTION_OVERLAP,
         Parameter(name="piece_start_ns", start=1000.0, low=1.0, high=1e5, carries="clock"),
@@ -199,7 +199,7 @@ DECODE = Form(
         Parameter(name="wave_tail", start=0.5, low=0.01, high=1.0),
         Parameter(name="io_passes", start=1.0, low=1e-2, high=100.0),
         Parameter(name="cache_gain", start=0.5, low=1e-3, high=20.0, carries="hits"),
-        Parameter(name="cache_reach", start=0.5, low=0.02, high=3.0),
+        Parameter(name="cache_reach", start=0.5, low=0.02, high=3.0, carries="cached"),
     ),
     dims=("batch", "kv_len", "heads", "kv_heads", "head_dim"),
     columns=_decode_columns,
@@ -273,7 +273,7 @@ def _expert_time_ns(values: Values, columns: Columns) -> FloatArray:
 _EXPERTS = Form(
     name="experts",
     parameters=(
-        Parameter(name="t0_ns", start=30000.0, low=50.0, high=1e7),
+        Parameter(name="t0_ns", start=30000.0, low=50.0, high=1e7, carries="start"),
         Parameter(name="compute", start=0.6, low=0.02, high=1.0, width=0.5, carries="power"),
         Parameter(name="memory", start=0.7, low=0.02, high=1.0, width=0.3),
         Parameter(name="overlap", start=1.5, low=0.05, high=20.0),
@@ -360,7 +360,7 @@ _STREAMS = Form(
         Parameter(name="row_ns", start=0.01, low=1e-6, high=1e3),
         Parameter(name="row_step_ns", start=1e-5, low=1e-9, high=1.0),
         Parameter(name="cache_share", start=0.5, low=0.02, high=1.0, width=0.5),
-        Parameter(name="cache_reach", start=0.5, low=0.02, high=3.0),
+        Parameter(name="cache_reach", start=0.5, low=0.02, high=3.0, carries="cached"),
         Parameter(name="cache_edge", start=2.0, low=0.5, high=20.0),
     ),
     dims=("rows", "columns"),
@@ -395,18 +395,18 @@ def _candidates(wide: bool) -> FloatArray:
 
 
 _PARAMETERS = (
-    Parameter(name="t0_ns", start=3000.0, low=50.0, high=1e6),
+    Parameter(name="t0_ns", start=3000.0, low=50.0, high=1e6, carries="start"),
     Parameter(name="compute", start=0.7, low=0.02, high=1.0, width=0.5, carries="power"),
     Parameter(name="memory", start=0.75, low=0.02, high=1.0, width=0.3),
     Parameter(name="overlap", start=1.5, low=0.05, high=20.0),
     Parameter(name="step_ns", start=0.1, low=1e-4, high=50.0, carries="clock"),
     Parameter(name="unit_load", start=2.5, low=0.1, high=50.0, carries="loads"),
     Parameter(name="tile_edge", start=10.0, low=0.01, high=1000.0),
-    Parameter(name="fill", start=30.0, low=0.1, high=5000.0),
+    Parameter(name="fill", start=30.0, low=0.1, high=5000.0, carries="tile"),
     Parameter(name="split_ns", start=500.0, low=1.0, high=1e5, carries="clock"),
     Parameter(name="wave_tail", start=0.7, low=0.02, high=1.0),
-    Parameter(name="activations_cached", start=0.4, low=1e-3, high=1.0),
-    Parameter(name="cache_reach", start=0.5, low=0.02, high=2.0),
+    Parameter(name="activations_cached", start=0.4, low=1e-3, high=1.0, carries="cached"),
+    Parameter(name="cache_reach", start=0.5, low=0.02, high=2.0, carries="cached"),
     Parameter(name="cache_edge", start=4.0, low=0.5, high=40.0),
     Parameter(name="ragged_k", start=0.1, low=1e-3, high=10.0),
     Parameter(name="ragged_n", start=0.1, low=1e-3, high=10.0),

@@ -10,12 +10,13 @@ from itertools import pairwise
 
 import numpy as np
 
-from hespas.estimators.learned.bases import FittedDevice, nearest_devices
+from hespas.estimators.learned.bases import FittedDevice
 from hespas.estimators.learned.extrapolation import (
     GROUP,
     expected_deviation,
     octaves_beyond,
     reference_times,
+    references_of,
     shares_of_trees,
     size_of,
 )
@@ -108,8 +109,7 @@ def left_out_devices(
                 if not alike:
                     continue
                 cell = max(alike, key=lambda cell: (cell.variant == labels[3], sum(cell.rows.values())))
-                among = [other for other in others if other in cell.rows]
-                references = nearest_devices(new, seen, among, labels[0], labels[2])
+                references = references_of(card, cell, new, held_out)
                 if references is None:
                     continue
                 variant = Labels.constant(cell.variant, len(of_class))

@@ -274,26 +274,70 @@ def test_parameters_carry_over_by_the_clock_and_the_bandwidth_of_the_cache() -> 
     clock, faster = 1.41 / 2.52, (5779 / 864) / (7220 / 2039)
     values, carried = _carried(DECODE, "A100-SXM-80GB", "L40S")
     changed = {name for name, value in carried.items() if value != values[name]}
-    starts = {"piece_start_ns", "group_start_ns", "split_ns"}
-    assert changed == starts | {"key_ns", "group_key_ns", "limit_key_ns", "cache_gain"}
+    starts = {"t0_ns", "group_t0_ns", "piece_start_ns", "group_start_ns", "split_ns"}
+    assert changed == starts | {"key_ns", "group_key_ns", "limit_key_ns", "cache_gain", "cache_reach"}
+    assert carried["t0_ns"] == pytest.approx(values["t0_ns"] * clock**0.7)
     assert carried["piece_start_ns"] == pytest.approx(values["piece_start_ns"] * clock)
     assert 1 + carried["cache_gain"] == pytest.approx((1 + values["cache_gain"]) * faster)
     values, carried = _carried(FORMS["tiles"], "A100-SXM-80GB", "L40S")
     assert carried["unit_load"] == pytest.approx(values["unit_load"] * faster**0.5)
 
 
+def test_the_share_of_a_cache_doubles_where_one_copy_of_shared_data_is_in_it() -> None:
+    values, carried = _carried(DECODE, "H100-SXM", "L40S")
+    assert carried["cache_reach"] == values["cache_reach"] * 2
+    values, carried = _carried(FORMS["tiles"], "L40S", "H100-SXM")
+    assert carried["activations_cached"] == values["activations_cached"] / 2
+    values, carried = _carried(FORMS["tiles"], "H100-SXM", "A100-SXM-80GB")
+    assert carried["cache_reach"] == values["cache_reach"]
+
+
+@pytest.mark.parametrize(
+    ("fitted", "device", "blocks", "stores"),
+    [
+        ("A100-SXM-80GB", "L40S", 1.0, True),
+        ("H100-SXM", "L40S", 0.5, True),  # two blocks of warps run where one group of warps did
+        ("L40S", "H100-SXM", 2.0, True),
+        ("H100-SXM", "B200-SXM", 1.0, False),  # which stores a tile during the next
+        ("MI300X", "H100-SXM", 1.0, True),
+    ],
+)
+def test_starts_of_blocks_and_tiles_carry_over_by_instructions_and_units(
+    fitted: str, device: str, blocks: float, stores: bool
+) -> None:
+    one, other = (machine_of(named_device(name), "matmul", "bf16") for name in (fitted, device))
+    slower = one.clock_hz / other.clock_hz
+    flops = slower * (other.flops_per_ns / other.units) / (one.flops_per_ns / one.units)
+    values, carried = _carried(FORMS["prefill"], fitted, device)
+    assert carried["block_start_ns"] == pytest.approx(values["block_start_ns"] * slower * blocks)
+    assert carried["score"] == pytest.approx(values["score"] * flops ** (1 / 3))
+    values, carried = _carried(FORMS["tiles"], fitted, device)
+    assert carried["fill"] == pytest.approx(values["fill"] * (flops**0.7 if stores else 1.0))
+
+
+def test_starts_stay_in_one_architecture() -> None:
+    for form in (DECODE, FORMS["tiles"]):
+        values, carried = _carried(form, "B200-SXM", "GB200")
+        assert carried["t0_ns"] == values["t0_ns"]
+
+
 def test_an_unknown_clock_leaves_the_parameters() -> None:
     values = {parameter.name: parameter.start for parameter in DECODE.parameters}
     machine = machine_of(named_device("A100-SXM-80GB"), "matmul", "bf16")
     unknown = replace(machine, clock_hz=nan)
-    assert carried_values(DECODE, values, machine, unknown) == pytest.approx(values)
-    assert carried_values(DECODE, values, unknown, machine) == pytest.approx(values)
+    for one, other in ((machine, unknown), (unknown, machine)):
+        assert carried_values(DECODE, values, one, other) == pytest.approx(values)
+        of_tiles = {parameter.name: parameter.start for parameter in FORMS["tiles"].parameters}
+        assert carried_values(FORMS["tiles"], of_tiles, one, other) == pytest.approx(of_tiles)
 
 
 @pytest.mark.parametrize(
     ("fitted", "device", "scheme", "ratio"),
     [
-        ("B200-SXM", "GB200", "bf16", (1200 / 2500) / (1000 / 2250)),  # both are limited
+        ("A100-PCIe-40GB", "B200-SXM", "bf16", (1000 / (2250 * 0.55)) / (250 / 312)),  # both are limited
+        # In one architecture the watts per FLOP rise with the square of the clock: 2.06 and 1.98 GHz.
+        ("B200-SXM", "GB200", "bf16", ((1200 / 2500) / (1000 / 2250) * (1.98 / 2.06) ** 2) ** (1 / 3)),
+        ("L40S", "L4", "bf16", 1.0),  # its clock is so much lower that 72 W suffice
         ("H100-SXM", "B200-SXM", "fp8", 1000 / (4500 * 0.55 * 0.5)),  # 0.5 pJ for 8 bits, at 0.55 of N7
         ("P4", "T4", "f32_full", 70 / (8.1 * 1.9 * 5.0)),  # on vector units
         ("A100-SXM-80GB", "H100-SXM", "bf16", 1.0),  # the limits suffice

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache
-from math import isnan, log
+from math import inf, isnan, log
 from string import ascii_lowercase, digits
 from typing import NamedTuple
 
@@ -51,10 +51,11 @@ _DISTANCES: Mapping[str, float] = {
     "architecture": 0.5,
     "instructions": 1.5,
     "vendor": 1.0,
+    "library": 1.0,
 }
 """Distance of two devices for each difference between them: per factor e between two rates, numbers of units
-or sizes of the largest cache, and for another memory technology, architecture, kind of matrix instructions
-and vendor.
+or sizes of the largest cache, and for another memory technology, architecture, kind of matrix instructions,
+vendor, and library (or setting of it) of the measurements.
 """
 _UNKNOWN_DIFFERENCE = 1.0
 """Difference assumed where a device file does not state a figure [natural logarithm]."""
@@ -62,20 +63,6 @@ _UNKNOWN_DISTANCE = 6.0
 """Distance of a measured device that has no device file in the package."""
 _MOST_REFERENCES = 4
 _LEAST_WEIGHT = 0.05
-_INSTRUCTIONS: Mapping[str, str] = {
-    "sm_60": "none",
-    "sm_61": "none",
-    **dict.fromkeys(("sm_70", "sm_75", "sm_80", "sm_86", "sm_87", "sm_89", "sm_120", "sm_121"), "mma"),
-    "sm_90": "wgmma",
-    "sm_100": "tcgen05",
-    "sm_103": "tcgen05",
-    **dict.fromkeys(("gfx908", "gfx90a", "gfx942", "gfx950"), "mfma"),
-}
-"""Architecture -> its matrix instructions, which decide on the kernels of a library: of a warp, of a group of
-warps, or of a whole unit. Source: PTX ISA, "Asynchronous Warpgroup Level Matrix Instructions" and "TensorCore
-5th Generation Family Instructions"; AMD matrix instruction calculator. Others: the architecture itself.
-"""
-
 REFERENCE_DEVICES = "*"
 """Hardware name of the parameters from which the parameters of a device were fitted, in a model adapted to
 one device.
@@ -117,6 +104,7 @@ class ReferenceDevices(NamedTuple):
     """Measured devices from whose times the times of a device without measurements are predicted, the one
     with the largest weight first.
 
+    ``variants`` are the variants in which they were measured (empty: the variant of the operations).
     ``weights`` have the sum 1. ``distance`` is the weighted mean of the distances from the device,
     ``nearest`` the smallest of them (:func:`device_distance`). ``other_memory`` is the weight of the devices
     with another memory technology.
@@ -127,6 +115,7 @@ class ReferenceDevices(NamedTuple):
     distance: float
     nearest: float
     other_memory: float
+    variants: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         """Return names and weights, such as ``B200-SXM 0.7, H100-SXM 0.3``."""
@@ -160,14 +149,10 @@ def device_distance(device: Device, other: Device, kind: str, scheme: str) -> fl
     differs = {
         "memory": _memory(device) != _memory(other),
         "architecture": device.architecture != other.architecture,
-        "instructions": _instructions(device) != _instructions(other),
+        "instructions": one.instructions != two.instructions,
         "vendor": device.vendor != other.vendor,
     }
     return total + sum(_DISTANCES[name] for name, differing in differs.items() if differing)
-
-
-def _instructions(device: Device) -> str:
-    return _INSTRUCTIONS.get(device.arch, device.architecture)
 
 
 def _memory(device: Device) -> str:
@@ -176,10 +161,18 @@ def _memory(device: Device) -> str:
 
 
 def nearest_devices(
-    device: Device, fitted: Sequence[FittedDevice], among: Collection[str], kind: str, scheme: str
+    device: Device,
+    fitted: Sequence[FittedDevice],
+    among: Collection[str],
+    kind: str,
+    scheme: str,
+    *,
+    other_library: Collection[str] = (),
 ) -> ReferenceDevices | None:
     """Return the fitted devices in ``among`` from which ``device`` is predicted, for operations of a kind and
     number format; None if none is of the same kind of device.
+
+    Those in ``other_library`` were measured with another library or setting, which makes them more distant.
     """
     candidates = [other.name for other in fitted if other.name in among and other.kind == device.kind]
     if not candidates:
@@ -188,6 +181,7 @@ def nearest_devices(
     apart = np.array(
         [_UNKNOWN_DISTANCE if file is None else device_distance(device, file, kind, scheme) for file in files]
     )
+    apart += _DISTANCES["library"] * np.isin(candidates, list(other_library))
     weight = np.exp(apart.min() - apart)
     order = np.argsort(-weight, kind="stable")[:_MOST_REFERENCES]
     order = order[weight[order] >= _LEAST_WEIGHT * weight.sum()]
@@ -246,13 +240,16 @@ class BaseIndex:
                 form = FORMS[base.form]
                 values = {entry.name: entry.absent for entry in form.parameters if not isnan(entry.absent)}
                 values |= dict(zip(self._parameters[base.form], base.parameters, strict=True))
+                starts: dict[str, float] = {}
+                if timed_with_events(base.variant):  # the start is the time of the host
+                    most = inf if as_timed else MOST_START_NS
+                    names_of_starts = ("t0_ns", "group_t0_ns")
+                    starts = {name: min(values[name], most) for name in names_of_starts if name in values}
                 fitted = None if base.hardware == device.name else measured_device(base.hardware)
                 if fitted is not None:
                     rates = machine_of(fitted, labels[0], labels[2])
                     values = dict(carried_values(form, values, rates, machine))
-                if not as_timed and timed_with_events(base.variant):
-                    starts = [name for name in ("t0_ns", "group_t0_ns") if name in values]
-                    values |= {name: min(values[name], MOST_START_NS) for name in starts}
+                values |= starts
                 logs.append(np.log(form_time_ns(form, values, part, machine)))
             times[rows] = np.mean(logs, axis=0)
             ends[rows] = np.mean([base.asymptote for base in bases])

@@ -7,8 +7,8 @@ reference devices (:class:`~hespas.estimators.learned.bases.ReferenceDevices`), 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,9 +21,10 @@ from hespas.estimators.learned.bases import (
     combined_ns,
     device_distance,
     measured_device,
+    nearest_devices,
 )
 from hespas.estimators.learned.ensemble import features_of
-from hespas.estimators.learned.serialization import Card, LearnedModel
+from hespas.estimators.learned.serialization import Card, Cell, LearnedModel
 from hespas.graph.columns import BoolArray, FloatArray, IntArray
 from hespas.hardware import Device
 from hespas.operations import Labels, Operations, timed_with_events
@@ -40,6 +41,7 @@ __all__ = [
     "octaves_of",
     "octaves_outside",
     "reference_times",
+    "references_of",
     "shares_of_trees",
     "size_of",
     "tree_columns",
@@ -247,6 +249,29 @@ class ReferenceTimes:
     spread: FloatArray
 
 
+def references_of(
+    card: Card, cell: Cell, device: Device, without: Collection[str] = ()
+) -> ReferenceDevices | None:
+    """Return the devices from which ``device`` is predicted, for the operations of a cell of a model; None if
+    none is of the same kind of device. Devices in ``without`` are not used.
+
+    Every device with rows of the same kind, operation and number format may be one. It is predicted in the
+    variant of ``cell``, else in another version of it, else in the variant with the most rows.
+    """
+    codes = card.codes.get("variant", {})
+    code = codes.get(cell.variant)  # versions of a variant have one code
+    alike = [
+        other
+        for other in card.cells
+        if (other.kind, other.op, other.scheme) == (cell.kind, cell.op, cell.scheme)
+    ]
+    alike.sort(key=lambda other: (other == cell, codes.get(other.variant) == code, sum(other.rows.values())))
+    variants = {name: other.variant for other in alike for name in other.rows if name not in without}
+    others = [name for name, variant in variants.items() if codes.get(variant) != code]
+    nearest = nearest_devices(device, card.devices, variants, cell.kind, cell.scheme, other_library=others)
+    return nearest and nearest._replace(variants=tuple(variants[name] for name in nearest.names))
+
+
 def reference_times(
     model: LearnedModel,
     references: ReferenceDevices,
@@ -273,7 +298,10 @@ def reference_times(
     if not as_timed and any(timed_with_events(variant) for variant in ops.variant.used()):
         excess_ns = max(card.overhead_ns - MOST_START_NS, 0.0)
     logs = np.full((len(references.names), len(ops)), np.nan)
+    as_measured = ops
     for number, reference in enumerate(references.names):
+        if references.variants:
+            ops = replace(as_measured, variant=Labels.constant(references.variants[number], len(ops)))
         form_log, _ = index.log_times(ops, device, [reference], as_timed=as_timed)
         with np.errstate(divide="ignore", invalid="ignore"):
             logs[number] = np.where(np.isnan(form_log), np.log(new_sheet_ns - excess_ns), form_log)

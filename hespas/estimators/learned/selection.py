@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hespas.estimators.learned.bases import ReferenceDevices, nearest_devices
+from hespas.estimators.learned.bases import ReferenceDevices
+from hespas.estimators.learned.extrapolation import references_of
 from hespas.estimators.learned.serialization import Card, Cell
 from hespas.hardware import Device
 from hespas.operations import timed_with_events
@@ -96,7 +97,7 @@ def select_model(
             is_fitted = device.name in cell.rows
             references = None
             if not is_fitted:
-                references = nearest_devices(device, card.devices, cell.rows, cell.kind, cell.scheme)
+                references = references_of(card, cell, device)
             if references is None and not is_fitted:
                 reason = f"the model of {labels.kind} was not fitted on a {device.kind}"
                 continue

@@ -17,8 +17,9 @@ from hespas.estimators.learned.bases import (
     device_distance,
     nearest_devices,
 )
-from hespas.estimators.learned.extrapolation import expected_deviation, octaves_beyond
+from hespas.estimators.learned.extrapolation import expected_deviation, octaves_beyond, references_of
 from hespas.estimators.learned.rising import halved, raised
+from hespas.estimators.learned.serialization import load_model, shipped_folder
 from hespas.graph.columns import FloatArray, IntArray
 from hespas.hardware import load_device
 from hespas.operations import Labels, Operations, build
@@ -211,3 +212,34 @@ def test_times_are_raised_to_those_of_halves_but_not_far() -> None:
     found = raised("stream", ops, times, predict, measured=True)
     assert found[0] == pytest.approx([105.6, 100, 100, 100]), "odd sizes and measured steps stay"
     assert found[1:, 0] == pytest.approx([95.04, 126.72]), "intervals move with them"
+
+
+def test_devices_that_ran_another_library_are_references_at_a_greater_distance() -> None:
+    card = load_model(shipped_folder() / "gemm-fp8-block.json").card
+    cell = next(cell for cell in card.cells if "H100-SXM" in cell.rows)
+    assert "B200-SXM" not in cell.rows
+    chosen = references_of(card, cell, load_device("H100-SXM"), ["H100-SXM", "H200-SXM"])
+    assert chosen is not None
+    assert set(chosen.names) == {"B200-SXM", "GB200", "L40S"}
+    for name, variant in zip(chosen.names, chosen.variants, strict=True):
+        assert any(name in other.rows for other in card.cells if other.variant == variant)
+        assert (variant == cell.variant) == (name == "L40S")
+    among = [*chosen.names]
+    nearer = nearest_devices(load_device("H100-SXM"), card.devices, among, "matmul", "fp8_block")
+    assert nearer is not None
+    weights = dict(zip(nearer.names, nearer.weights, strict=True))
+    after = dict(zip(chosen.names, chosen.weights, strict=True))
+    ratio = after["B200-SXM"] / after["L40S"] / (weights["B200-SXM"] / weights["L40S"])
+    assert ratio == pytest.approx(np.exp(-1))
+
+
+def test_versions_of_a_library_count_as_one_library() -> None:
+    card = load_model(shipped_folder() / "gemm-bf16.json").card
+    cell = next(cell for cell in card.cells if "L40S" in cell.rows)
+    chosen = references_of(card, cell, load_device("L40S"), ["L40S"])
+    assert chosen is not None
+    assert chosen.names[0] == "A100-SXM-80GB"
+    assert chosen.variants[0] != cell.variant
+    assert chosen.nearest == device_distance(
+        load_device("L40S"), load_device("A100-SXM-80GB"), "matmul", "bf16"
+    )
