@@ -529,5 +529,12 @@ class ModelRank:
         of: TensorSpec,
         x: Value,
     ) -> Value:
-        """Add a collective on the tensor ``of``. With groups of one rank, add nothing and return ``x``."""
-        return x if groups.group_size == 1 else k.collective(name, kind, groups, of, after=[x])
+        """Add a collective on the tensor ``of``. With groups of one rank, add nothing and return ``x``.
+
+        It starts after all kernels before it, also after the gradient of weights: PyTorch computes both
+        gradients of a layer in one function, before it communicates. XLA waits only for ``x``.
+        """
+        if groups.group_size == 1:
+            return x
+        control = [] if self.training.style == "maxtext" else [k.part.tail]
+        return k.collective(name, kind, groups, of, after=[x], control=control)
