@@ -196,6 +196,8 @@ def _set_products(graph: OpGraph, device: Device, shares: TrainingShares, times:
 
 _GROUPED = "aten::bmm"
 """Operation of the matmuls of a group of experts."""
+_SCAN = "mamba_chunk_scan"
+"""Operation of the matmuls of a chunked scan."""
 _SORTING = ("moe_permute", "moe_sort_chunks", "moe_unpermute", "moe_unpermute_backward")
 """Operations that sort tokens by expert."""
 
@@ -217,14 +219,16 @@ def _set_experts(graph: OpGraph, device: Device, shares: TrainingShares, times: 
         share = shares.products_of(kind.bits)
         sustained = 1.0 if share is None else share.sustained
         rate[table.lhs == code] = sustained * _peak(device, kind.name)
-    nodes = table.node[is_expert]
-    flops_ns = np.fmin(table.flops[is_expert] / rate[is_expert] * 1e9, times[nodes])
-    times[nodes] += figures.half_size / least[is_expert] * flops_ns
+    experts = table.node[is_expert]
+    flops_ns = np.fmin(table.flops[is_expert] / rate[is_expert] * 1e9, times[experts])
+    times[experts] += figures.half_size / least[is_expert] * flops_ns
     sorting = np.flatnonzero(
         np.isin(graph.op_id, [row for name in _SORTING if (row := graph.strings.find(name)) >= 0])
     )
-    bandwidth = figures.sorting * device.main_memory.bandwidth_bytes_per_s
-    times[sorting] = graph.bytes_moved[sorting] / bandwidth * 1e9
+    scans = np.flatnonzero(graph.op_id == graph.strings.find(_SCAN))
+    for nodes, fraction in ((sorting, figures.sorting), (scans, figures.scans)):
+        bandwidth = fraction * device.main_memory.bandwidth_bytes_per_s
+        times[nodes] = graph.bytes_moved[nodes] / bandwidth * 1e9
     return sorting.astype(np.int64)
 
 

@@ -261,6 +261,7 @@ class KernelWriter:
         right: str = "",
         result: str,
         batch: int = 1,
+        op: str = "",
         accumulate: bool = False,
         in_place: bool = False,
         after: Sequence[Value] = (),
@@ -268,7 +269,7 @@ class KernelWriter:
         port: str = "",
     ) -> int:
         """Add ``batch`` products of ``(m, n, k)``: M x K by K x N. ``accumulate`` adds to the previous
-        result.
+        result. ``op`` is the operation (empty: a matmul of PyTorch).
         """
         m, n, k = sizes
         lead = (batch,) if batch > 1 else ()
@@ -278,7 +279,7 @@ class KernelWriter:
         flops = 2.0 * batch * m * n * k
         node = self.node(
             name,
-            ("aten::_grouped_mm" if self.grouped else "aten::bmm") if batch > 1 else "aten::mm",
+            op or (("aten::_grouped_mm" if self.grouped else "aten::bmm") if batch > 1 else "aten::mm"),
             OpClass.CONTRACTION,
             reads + (writes if accumulate else []),
             writes,

@@ -454,13 +454,16 @@ def _capacity(cells: _RunCells) -> float:
 def _overlap(cells: _RunCells, layout: Layout) -> Overlap:
     """Return the communication that the run overlaps with computation.
 
-    Nothing overlaps if the column ``communication_overlap`` is ``off``, or in Megatron-LM before 2023.
+    Nothing overlaps if the column ``communication_overlap`` is ``off``, or in Megatron-LM before 2023. From
+    2022 on only its tensor-parallel collectives overlap in the backward pass (arXiv 2205.05198).
     Tensor-parallel collectives overlap if the column ``tensor_overlap`` is ``yes``. In recipes of
     Megatron-Bridge for dense models they also overlap if that column is empty.
     """
     source, framework = cells.text("source"), cells.text("framework")
-    if cells.columns.communication_overlap == "off" or re.search(r"Megatron-LM \(202[0-2]", framework):
-        return Overlap.none()
+    year = re.search(r"Megatron-LM \((202[0-2])", framework)
+    if cells.columns.communication_overlap == "off" or year:
+        is_off = cells.columns.communication_overlap == "off" or (year is not None and year[1] < "2022")
+        return replace(Overlap.none(), tensor_backward=not is_off)
     tensor_overlap = cells.columns.tensor_overlap
     is_recipe = source == "Megatron-Bridge" and not cells.text("ep") and tensor_overlap != "no"
     if layout.tp > 1 and is_recipe and tensor_overlap != "yes":

@@ -240,9 +240,7 @@ class _StageWriter:
         self.parts.append(part)
         training = self.rank.training
         grouped = training.style != "megatron" or training.launch == "whole"
-        return KernelWriter(
-            self.builder, part, queues=True, tf32=training.precision.tf32, grouped=grouped
-        )
+        return KernelWriter(self.builder, part, queues=True, tf32=training.precision.tf32, grouped=grouped)
 
     def _close(self, k: KernelWriter) -> int:
         """End the current pass and return its index."""
