@@ -214,7 +214,8 @@ def _set_experts(graph: OpGraph, device: Device, shares: TrainingShares, times: 
     is_expert &= graph.op_id[table.node] == graph.strings.find(_GROUPED)
     # Each matmul takes the time of ``half_size`` more rows than it has. Traffic is not affected.
     rate = np.ones(len(table))
-    for code in set(table.lhs[is_expert].tolist()):
+    codes: list[int] = np.unique(table.lhs[is_expert]).tolist()
+    for code in codes:
         kind = DTYPES[code]
         share = shares.products_of(kind.bits)
         sustained = 1.0 if share is None else share.sustained

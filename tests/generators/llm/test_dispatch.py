@@ -167,8 +167,8 @@ def test_results_return_after_the_gradients_of_weights(layout: Layout) -> None:
     names = [graph.node_name(node) for node in range(len(graph))]
     for node, name in enumerate(names):
         if name.endswith("dispatch.backward.inside.all_to_all"):
-            before = names[graph.control_deps.row(node).tolist()[0]]
-            assert before.endswith("fc1.wgrad")
+            before = int(graph.control_deps.row(node)[0])
+            assert names[before].endswith("fc1.wgrad")
 
 
 def test_tensor_parallel_collectives_wait_if_they_do_not_overlap() -> None:
