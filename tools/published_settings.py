@@ -43,6 +43,8 @@ def with_settings(row: Mapping[str, str]) -> dict[str, str]:
         name: value if any(phrase in notes for phrase in phrases) else ""
         for name, (value, phrases) in _PHRASES.items()
     }
+    if not cells["compiled"] and "torch.compile" in notes:
+        cells["compiled"] = "yes"
     cells["cuda_graphs"] = "none" if "cuda graphs none" in notes else ""
     if re.search(r"cuda graphs(?! none)", notes):
         is_partial = "transformer_engine" in notes and "full_iteration" not in notes

@@ -43,7 +43,9 @@ __all__ = [
 ]
 
 _LAYOUT, _STEP, _FRAMEWORK, _SERVING = "Layout", "Step", "Framework", "Serving"
-_OVERLAPS = ("gradients", "parameters", "tensor", "experts", "pipeline", "context", "microbatches")
+_OVERLAPS = (
+    "gradients", "parameters", "tensor", "tensor_backward", "experts", "pipeline", "context", "microbatches",
+)  # fmt: skip
 
 _Model = Annotated[
     str,
@@ -223,7 +225,7 @@ def llm_step(
     lora_rank: _Lora = 0,
     framework: StepFramework = "megatron",
     launch: StepLaunch = "kernels",
-    overlap: StepOverlap = "gradients,parameters,pipeline,context",
+    overlap: StepOverlap = "gradients,parameters,tensor_backward,pipeline,context",
     capacity: ExpertCapacity = 0.0,
     imbalance: ExpertImbalance = 1.0,
     phase: _Phase = "train",

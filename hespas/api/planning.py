@@ -206,7 +206,7 @@ def plan(
     precision: StepPrecision = "bf16",
     framework: StepFramework = "megatron",
     launch: StepLaunch = "kernels",
-    overlap: StepOverlap = "gradients,parameters,pipeline,context",
+    overlap: StepOverlap = "gradients,parameters,tensor_backward,pipeline,context",
     capacity: ExpertCapacity = 0.0,
     imbalance: ExpertImbalance = 1.0,
     dp: Annotated[_Numbers, _axis("numbers of data-parallel ranks")] = None,

@@ -6,7 +6,8 @@ start of a protocol, latency of a step, caps of bandwidth, by generation. The le
     t = base + steps x latency + bytes of the whole buffer / bandwidth of the algorithm
 
 Rings move a message in 2 (N - 1) steps (all-reduce) or N - 1, trees up and down, NVLS reduces in the switch,
-all-to-alls send directly to all. NCCL counts on 20 of 25 GB/s of each NVLink, so links count as four fifths.
+all-to-alls send directly to all. NCCL counts on 20 of 25 GB/s of each NVLink, so links count as four fifths,
+and so do network interfaces in all-to-alls.
 
 The least time follows from an algorithm that sends no more than it must (Thakur, Rabenseifner, Gropp:
 "Optimization of collective communication operations in MPICH", 2005). A rank sends these shares of its
@@ -69,6 +70,11 @@ _STEP_US = {
 _NVLS_US, _NVLS_NET_US = 25.0, 18.0
 _NET_OVERHEAD_US = 1.0
 _LINK_SHARE = 0.8
+_EXCHANGE_SHARE = 0.8
+"""Share of a network interface that an all-to-all reaches: its messages to many ranks are small, and several
+ranks send to one at a time. Assumed to be that of links, with published training steps in sight
+(docs/accuracy/training.md).
+"""
 _IN_FLIGHT_BYTES = 16 * 4 * 2.0**20
 """Channels times the default buffer of each (NCCL_BUFFSIZE)."""
 _CHANNELS = 16
@@ -174,11 +180,17 @@ def tuned_times(op: str, ranks: FloatArray, nodes: FloatArray, message: FloatArr
     times = np.full((len(ALGORITHMS), len(ranks)), np.inf)
     with np.errstate(divide="ignore", invalid="ignore"):  # one rank takes no steps
         if op == "all_to_all":
-            # Sends to all peers at once: the start of the simple protocol and the bytes that leave a rank.
+            # Sends to all peers at once: the start of the simple protocol, the bytes that leave a rank over
+            # its links, and the bytes that leave its node over its own network interface.
             wire_us = _STEP_US[case.wire]["ring"][2]
             latency = np.where(nodes > 1, _STEP_US["net"]["ring"][2], wire_us)
-            share = (ranks - 1) / ranks
-            times[_DIRECT] = _BASE_US["ring"][0] + latency + _moved_us(case, case.bus / share)
+            group = ranks / nodes
+            interface = _EXCHANGE_SHARE * case.outside / group
+            moved_us = np.maximum(
+                _moved_us(case, case.inside * ranks / (group - 1)),
+                _moved_us(case, interface * ranks / (ranks - group)),
+            )
+            times[_DIRECT] = _BASE_US["ring"][0] + latency + moved_us
         else:
             for protocol in (0, 1, 2) if case.wire == "nvlink" else (0, 2):
                 times[protocol] = _ring_us(case, protocol)

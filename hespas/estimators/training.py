@@ -107,7 +107,7 @@ class Training:
         times = estimate.duration_ns.copy()
         _set_products(graph, device, shares, times)
         attention = _set_attention(graph, device, shares, self.attention, times)
-        sorting = _set_experts(graph, device, times)
+        sorting = _set_experts(graph, device, shares, times)
         replaced = np.union1d(table.node, np.union1d(attention, sorting))
         # No kernel is faster than its bytes through memory, or than the shortest kernel.
         moved_ns = graph.bytes_moved / device.main_memory.bandwidth_bytes_per_s * 1e9
@@ -196,11 +196,13 @@ def _set_products(graph: OpGraph, device: Device, shares: TrainingShares, times:
 
 _GROUPED = "aten::bmm"
 """Operation of the matmuls of a group of experts."""
-_SORTING = ("moe_permute", "moe_unpermute", "moe_unpermute_backward")
+_SCAN = "mamba_chunk_scan"
+"""Operation of the matmuls of a chunked scan."""
+_SORTING = ("moe_permute", "moe_sort_chunks", "moe_unpermute", "moe_unpermute_backward")
 """Operations that sort tokens by expert."""
 
 
-def _set_experts(graph: OpGraph, device: Device, times: FloatArray) -> IntArray:
+def _set_experts(graph: OpGraph, device: Device, shares: TrainingShares, times: FloatArray) -> IntArray:
     """Set the times of kernels of experts in ``times``: of matmuls, which are smaller than matmuls of a whole
     layer, and of kernels that sort tokens. Return the nodes that sort.
     """
@@ -210,12 +212,24 @@ def _set_experts(graph: OpGraph, device: Device, times: FloatArray) -> IntArray:
     least = np.minimum(np.minimum(table.m, table.n), table.k).astype(np.float64)
     is_expert = (table.batch > 1) & (least >= figures.least_size)
     is_expert &= graph.op_id[table.node] == graph.strings.find(_GROUPED)
-    times[table.node[is_expert]] *= 1.0 + figures.half_size / least[is_expert]
+    # Each matmul takes the time of ``half_size`` more rows than it has. Traffic is not affected.
+    rate = np.ones(len(table))
+    codes: list[int] = np.unique(table.lhs[is_expert]).tolist()
+    for code in codes:
+        kind = DTYPES[code]
+        share = shares.products_of(kind.bits)
+        sustained = 1.0 if share is None else share.sustained
+        rate[table.lhs == code] = sustained * _peak(device, kind.name)
+    experts = table.node[is_expert]
+    flops_ns = np.fmin(table.flops[is_expert] / rate[is_expert] * 1e9, times[experts])
+    times[experts] += figures.half_size / least[is_expert] * flops_ns
     sorting = np.flatnonzero(
         np.isin(graph.op_id, [row for name in _SORTING if (row := graph.strings.find(name)) >= 0])
     )
-    bandwidth = figures.sorting * device.main_memory.bandwidth_bytes_per_s
-    times[sorting] = graph.bytes_moved[sorting] / bandwidth * 1e9
+    scans = np.flatnonzero(graph.op_id == graph.strings.find(_SCAN))
+    for nodes, fraction in ((sorting, figures.sorting), (scans, figures.scans)):
+        bandwidth = fraction * device.main_memory.bandwidth_bytes_per_s
+        times[nodes] = graph.bytes_moved[nodes] / bandwidth * 1e9
     return sorting.astype(np.int64)
 
 

@@ -370,7 +370,8 @@ def central_rows(covariance: FloatArray, table: FitRows, preferred: Sequence[Boo
     """Return one row for each accelerator and software stack: the row whose error predicts the errors of the
     other rows there best.
 
-    It is chosen from the covariance of the rows' settings, not from their errors. The row is chosen from the
+    It is chosen from the covariance of the rows' settings, not from their errors: the row with the largest
+    sum of squared correlations with the others, so that all of them count alike. The row is chosen from the
     first mask in ``preferred`` that has rows of that accelerator and stack.
     """
     texts = table.joined_keys(("source", "accelerator"))
@@ -379,8 +380,9 @@ def central_rows(covariance: FloatArray, table: FitRows, preferred: Sequence[Boo
         members = np.array([text == cell for text in texts])
         choices = (np.flatnonzero(members & rows) for rows in preferred)
         candidates = next((rows for rows in choices if len(rows)), np.flatnonzero(members))
-        explained = covariance[np.ix_(candidates, np.flatnonzero(members))] ** 2
-        worth = explained.sum(axis=1) / (np.diag(covariance)[candidates] + _NOISE**2)
+        variance = np.diag(covariance)
+        explained = covariance[np.ix_(candidates, np.flatnonzero(members))] ** 2 / variance[members]
+        worth = explained.sum(axis=1) / (variance[candidates] + _NOISE**2)
         chosen.append(int(candidates[int(np.argmax(worth))]))
     return chosen
 

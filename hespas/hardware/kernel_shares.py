@@ -227,15 +227,17 @@ class UnfusedFactor(TomlRow, frozen=True, kw_only=True):
 class ExpertFigures(TomlRow, frozen=True, kw_only=True):
     """Figures of kernels of experts on GPUs.
 
-    A matmul of a group of experts, each with its own number of rows, takes ``1 + half_size / s`` times as
-    long as one matmul with the same FLOPs; ``s`` is the smallest of its three sizes. Matmuls with a size
-    below ``least_size`` do not belong to experts. Kernels that sort tokens by expert reach the fraction
-    ``sorting`` of the memory bandwidth.
+    Matmuls of a group of experts, each with its own number of rows and its own kernel, take longer than one
+    matmul with the same FLOPs, by the time of ``half_size / s`` times these FLOPs. ``s`` is the smallest of
+    their three sizes. Matmuls with a size below ``least_size`` do not belong to experts. Kernels that sort
+    tokens by expert reach the fraction ``sorting`` of the memory bandwidth, and kernels of chunked scans
+    (Mamba-2) the fraction ``scans``.
     """
 
     half_size: Positive
     least_size: Positive
     sorting: Positive
+    scans: Positive
     source: Text
 
 

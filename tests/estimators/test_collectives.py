@@ -555,6 +555,13 @@ def test_larger_messages_never_take_less() -> None:
             assert (np.diff(found.duration_ns) >= 0).all()
 
 
+def test_a_large_all_to_all_reaches_four_fifths_of_each_interface() -> None:
+    # Of 32 ranks on 4 nodes, 24 are on other nodes. Each rank has an interface of 50 GB/s.
+    size = 2.0**30
+    expected_ns = size * 24 / 32 / (0.8 * 50)
+    assert tuned("all_to_all", 32, size, nodes=4)[0] == pytest.approx(expected_ns, rel=0.01)
+
+
 def test_more_nodes_take_longer_and_pcie_has_no_ll128() -> None:
     assert tuned("all_reduce", 16, 2.0**24, nodes=2)[0] > tuned("all_reduce", 16, 2.0**24)[0]
     sizes = np.exp2(np.arange(8, 32, dtype=np.float64))

@@ -17,6 +17,7 @@ from hespas.generators.llm.step import stage_passes
 from hespas.graph import Diagnostics, OpClass, OpGraph
 from hespas.graph.columns import FloatArray
 from hespas.graph.errors import UsageError
+from hespas.graph.workload import Launch
 from hespas.hardware import Device, load_device
 from hespas.hardware.kernel_shares import training_shares
 from hespas.hardware.peaks import peak_for
@@ -138,3 +139,46 @@ def test_options_that_cannot_be() -> None:
     ):
         with pytest.raises(UsageError, match="training"):
             load_estimator(spelling)
+
+
+def experts(launch: Launch, layout: Layout, *, sorts: bool = False) -> tuple[OpGraph, FloatArray]:
+    """Return a graph of Qwen3-30B-A3B, and the times of its matmuls of experts, or of sorting."""
+    whole = load_model("Qwen3-30B-A3B")
+    training = Training(seq=4096, global_batch=layout.dp, launch=launch)
+    found = stage_passes(replace(whole, layers=whole.layers[:1]), layout, training, 0).graph
+    duration = times(TrainingKernels(), found, load_device("H100-SXM"))
+    names = {"moe_sort_chunks"} if sorts else {"aten::bmm", "aten::_grouped_mm"}
+    nodes = [node for node in range(len(found)) if found.op_name(node) in names]
+    return found, duration[nodes]
+
+
+def test_separate_matmuls_of_experts_take_longer_than_one_grouped_kernel() -> None:
+    layout = Layout(dp=8, ep=8)
+    apart, whole = (experts(launch, layout)[1] for launch in ("kernels", "whole"))
+    assert len(apart) == len(whole) == 6
+    assert (apart > whole).all()
+
+
+def test_small_matmuls_of_experts_lose_arithmetic_and_no_traffic() -> None:
+    # 256 rows for each of 128 experts: the gradients of weights are limited by their traffic.
+    layout, device = Layout(dp=1), load_device("H100-SXM")
+    found, apart = experts("kernels", layout)
+    whole = experts("whole", layout)[1]
+    table = found.contractions
+    rows = table.batch == 128
+    least = np.minimum(np.minimum(table.m, table.n), table.k)[rows]
+    share = training_shares(device).products_of(16)
+    assert share is not None
+    arithmetic_ns = (
+        table.flops[rows] / (share.sustained * peak_for(device, "matrix", "bf16").flops_per_s) * 1e9
+    )
+    assert apart - whole == pytest.approx(arithmetic_ns * 1000 / least, rel=1e-6)
+    assert (whole > 1.2 * arithmetic_ns).any()
+
+
+def test_sorting_by_expert_takes_longer_than_its_traffic() -> None:
+    found, taken = experts("kernels", Layout(dp=8, ep=8), sorts=True)
+    moved = found.bytes_moved[[found.op_name(node) == "moe_sort_chunks" for node in range(len(found))]]
+    least_ns = moved / load_device("H100-SXM").main_memory.bandwidth_bytes_per_s * 1e9
+    assert len(taken) == 4
+    assert taken == pytest.approx(least_ns / 0.4)

@@ -21,7 +21,7 @@ def test_every_figure_has_a_source_and_is_a_share(path: Path) -> None:
     keys = {row.source for row in found.attention} | {row.source for row in found.products}
     if isinstance(found, CommonShares):
         keys |= {found.power.source, found.apart.source, found.experts.source}
-        assert found.experts.sorting <= 1
+        assert max(found.experts.sorting, found.experts.scans) <= 1
     assert keys == set(found.sources)
     assert all(found.sources.values())
     assert all(row.backward <= row.forward <= 1 for row in found.attention)

@@ -58,11 +58,9 @@ def dispatch_in_two_levels(
         ("inside", r.groups.expert_inside, r.layout.ep),
     ]
     for level, groups, parts in reversed(levels) if back else levels:
-        if groups.group_size == 1:
-            continue
         rows = round(r.expert_rows * reached_parts(block.experts, block.topk, parts))
         sent = r.value(rows, width)
-        x = k.collective(f"{name}.{level}.all_to_all", CollectiveKind.ALL_TO_ALL, groups, sent, after=[x])
+        x = r.collective(k, f"{name}.{level}.all_to_all", CollectiveKind.ALL_TO_ALL, groups, of=sent, x=x)
     return x
 
 
@@ -190,6 +188,12 @@ def _dispatch(
 ) -> Value:
     """Add the communication that sends tokens to the ranks of their experts, including the gather over the
     tensor-parallel ranks of an expert. If ``back`` is True, add the communication that returns the results.
+
+    An all-to-all delivers rows in the order of their senders. If a rank has several experts, it brings the
+    rows into the order of its experts, and the results back into the order of the ranks. 8-bit and 4-bit
+    matmuls need a multiple of 16 or 32 rows for each expert. Without a capacity, rows are therefore copied to
+    padded places, and results back (Megatron-Core: ``MoEAlltoAllTokenDispatcher`` and ``Fp8Padding``).
+    Dispatch in two levels does both while it receives.
     """
     if r.layout.expert_node:
         x = dispatch_in_two_levels(r, k, name, mixture.block, x, back=back)
@@ -198,12 +202,20 @@ def _dispatch(
     sent = r.value(mixture.routed, mixture.width)
     gathered = r.value(mixture.received, mixture.width)
     groups, inner = r.groups.experts, r.groups.expert_tensor
+    sorts = mixture.local > 1 and groups.group_size * inner.group_size > 1
+    is_padded = r.precision.quantizes and r.training.capacity == 0 and r.training.style == "megatron"
+    copies = [("sort", "sort")] * sorts + [("pad", "copy")] * is_padded
     if back:
+        for kernel_name, kernel in reversed(copies):
+            x = k.vector(f"{name}.{kernel_name}", kernel, [gathered], [gathered], after=[x])
         x = r.collective(k, f"{name}.reduce_scatter", CollectiveKind.REDUCE_SCATTER, inner, of=gathered, x=x)
     x = r.collective(k, f"{name}.all_to_all", CollectiveKind.ALL_TO_ALL, groups, of=sent, x=x)
     if not back:
         x = r.collective(k, f"{name}.all_gather", CollectiveKind.ALL_GATHER, inner, of=gathered, x=x)
     k.part.breaks.append(len(k.builder))
+    if not back:
+        for kernel_name, kernel in copies:
+            x = k.vector(f"{name}.{kernel_name}", kernel, [gathered], [gathered], after=[x])
     return x
 
 

@@ -89,6 +89,7 @@ _VECTORS: Mapping[str, _VectorKernel] = {
     "permute": _VectorKernel("moe_permute", OpClass.GATHER, 0.0),
     "unpermute_backward": _VectorKernel("moe_unpermute_backward", OpClass.GATHER, 0.0),
     "unpermute": _VectorKernel("moe_unpermute", OpClass.SCATTER, 2.0),
+    "sort": _VectorKernel("moe_sort_chunks", OpClass.GATHER, 0.0),
     "embedding": _VectorKernel("aten::embedding", OpClass.GATHER, 0.0),
     "embedding_backward": _VectorKernel("aten::embedding_dense_backward", OpClass.SCATTER, 1.0),
     "adam": _VectorKernel("aten::_fused_adamw_", OpClass.ELEMENTWISE, 12.0, 1.0),
@@ -110,9 +111,10 @@ class KernelWriter:
     waits. While ``again`` is True, nodes recompute the forward pass: the ports of their results are stored in
     ``local``, so that readers use the recomputed values. ``made`` collects the gradients of weights until a
     caller empties it. ``queues``: each communicator has a separate stream, as in NCCL, and sends to other
-    stages share one stream. ``tf32``: f32 matmuls run on TF32 units, otherwise in IEEE f32. ``pending`` maps
-    a result to the residual stream to which it has yet to be added; ``sums`` maps a result to the node that
-    added it.
+    stages share one stream. ``tf32``: f32 matmuls run on TF32 units, otherwise in IEEE f32. ``grouped``: the
+    matmuls of several experts are one kernel, which reads their numbers of rows on the device, as in a CUDA
+    graph of a whole step; otherwise the host launches one kernel per expert. ``pending`` maps a result to the
+    residual stream to which it has yet to be added; ``sums`` maps a result to the node that added it.
     """
 
     builder: GraphBuilder
@@ -124,6 +126,7 @@ class KernelWriter:
     made: list[int] = field(default_factory=list[int])
     queues: bool = False
     tf32: bool = False
+    grouped: bool = False
     pending: dict[Value, Value] = field(default_factory=dict["Value", "Value"])
     sums: dict[Value, Value] = field(default_factory=dict["Value", "Value"])
     _counts: dict[str, int] = field(default_factory=dict[str, int])
@@ -258,6 +261,7 @@ class KernelWriter:
         right: str = "",
         result: str,
         batch: int = 1,
+        op: str = "",
         accumulate: bool = False,
         in_place: bool = False,
         after: Sequence[Value] = (),
@@ -265,7 +269,7 @@ class KernelWriter:
         port: str = "",
     ) -> int:
         """Add ``batch`` products of ``(m, n, k)``: M x K by K x N. ``accumulate`` adds to the previous
-        result.
+        result. ``op`` is the operation (empty: a matmul of PyTorch).
         """
         m, n, k = sizes
         lead = (batch,) if batch > 1 else ()
@@ -275,7 +279,7 @@ class KernelWriter:
         flops = 2.0 * batch * m * n * k
         node = self.node(
             name,
-            "aten::bmm" if batch > 1 else "aten::mm",
+            op or (("aten::_grouped_mm" if self.grouped else "aten::bmm") if batch > 1 else "aten::mm"),
             OpClass.CONTRACTION,
             reads + (writes if accumulate else []),
             writes,

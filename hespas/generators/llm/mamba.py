@@ -96,6 +96,7 @@ def _scan(
                 left=compute,
                 result=compute,
                 batch=batch,
+                op="mamba_chunk_scan",
                 after=[x],
             )
     return x

@@ -68,7 +68,7 @@ SETTINGS: Mapping[str, str] = {
     "expert_dispatch": "all-to-all, deepep or hybridep: library that sends tokens to experts",
     "context_communication": "all-to-all or ring: exchange between context ranks",
     "capacity_factor": "capacity factor of experts; dropped: tokens are dropped at an unknown capacity",
-    "compiled": "no: kernels are not fused by a compiler",
+    "compiled": "yes or no: kernels are fused by a compiler; empty: as the framework does by default",
     "attention_flops": "full or half: part of the square of attention in the published FLOPs",
     "peak_memory_kind": "allocated or reserved: memory that peak_memory_gib counts; empty: allocated",
     "power_limit_w": "power limit of the accelerator [W], if it is not the usual one",
@@ -341,6 +341,9 @@ _STYLES: Mapping[str, Style] = {
 }
 
 
+_RUN_EAGERLY = frozenset({"llm-foundry", "torchtitan"})
+"""Sources whose framework does not compile layers by default (torchtitan: ``compile = false``)."""
+
 _PRECISIONS = (
     ("nvfp4; attention", "nvfp4-attention"),
     ("nvfp4", "nvfp4"),
@@ -407,7 +410,8 @@ def _training(cells: _RunCells, layout: Layout) -> Training:
         pure_16bit="weights bfloat16" in optimizer,
         optimizer_offload="cpu offload of the optimizer" in optimizer,
         fused_loss=source not in {"Megatron-LM", "torchtitan"},
-        compiled=cells.columns.compiled != "no" and source != "llm-foundry",
+        compiled=cells.columns.compiled == "yes"
+        or (not cells.columns.compiled and source not in _RUN_EAGERLY),
         transposed_weights=not lora and needs_transposed,
         launch=_LAUNCHES.get(cells.columns.cuda_graphs, "kernels"),
         library=library,
@@ -454,13 +458,16 @@ def _capacity(cells: _RunCells) -> float:
 def _overlap(cells: _RunCells, layout: Layout) -> Overlap:
     """Return the communication that the run overlaps with computation.
 
-    Nothing overlaps if the column ``communication_overlap`` is ``off``, or in Megatron-LM before 2023.
+    Nothing overlaps if the column ``communication_overlap`` is ``off``, or in Megatron-LM before 2023. From
+    2022 on only its tensor-parallel collectives overlap in the backward pass (arXiv 2205.05198).
     Tensor-parallel collectives overlap if the column ``tensor_overlap`` is ``yes``. In recipes of
     Megatron-Bridge for dense models they also overlap if that column is empty.
     """
     source, framework = cells.text("source"), cells.text("framework")
-    if cells.columns.communication_overlap == "off" or re.search(r"Megatron-LM \(202[0-2]", framework):
-        return Overlap.none()
+    year = re.search(r"Megatron-LM \((202[0-2])", framework)
+    if cells.columns.communication_overlap == "off" or year:
+        is_off = cells.columns.communication_overlap == "off" or (year is not None and year[1] < "2022")
+        return replace(Overlap.none(), tensor_backward=not is_off)
     tensor_overlap = cells.columns.tensor_overlap
     is_recipe = source == "Megatron-Bridge" and not cells.text("ep") and tensor_overlap != "no"
     if layout.tp > 1 and is_recipe and tensor_overlap != "yes":

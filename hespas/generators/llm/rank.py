@@ -235,7 +235,15 @@ class ModelRank:
         kind = (
             CollectiveKind.REDUCE_SCATTER if self.layout.has_sequence_parallel else CollectiveKind.ALL_REDUCE
         )
-        return k.collective(name, kind, self.groups.tensor, self.whole, after=[y])
+        control = [k.part.tail] if self._waits_for_tensor else []
+        return k.collective(name, kind, self.groups.tensor, self.whole, after=[y], control=control)
+
+    @property
+    def _waits_for_tensor(self) -> bool:
+        """True if tensor-parallel collectives of the backward pass overlap no matmul. PyTorch's DTensor waits
+        for each of them, and a layer computes both gradients in one function.
+        """
+        return self.training.style == "torchtitan" or not self.training.overlap.tensor_backward
 
     def gather_columns(self, k: KernelWriter, name: str, x: Value, columns: int) -> Value:
         """Add the all-gather over tensor-parallel ranks of rows that have another width than the residual
@@ -253,7 +261,9 @@ class ModelRank:
         sp = self.layout.has_sequence_parallel
         kind = CollectiveKind.REDUCE_SCATTER if sp else CollectiveKind.ALL_REDUCE
         whole = self.value(self.tokens, columns)
-        return k.collective(f"{name}.{self.scatter_name}", kind, self.groups.tensor, whole, after=[y])
+        control = [k.part.tail] if self._waits_for_tensor else []
+        name = f"{name}.{self.scatter_name}"
+        return k.collective(name, kind, self.groups.tensor, whole, after=[y], control=control)
 
     def quantize(self, k: KernelWriter, name: str, tensor: TensorSpec, x: Value, element: str) -> Value:
         """Add the conversion of an operand to the format of the matmul, and return the converted operand. If
@@ -444,6 +454,8 @@ class ModelRank:
         again: Value | None = None
         if self.layout.has_sequence_parallel and self.learns(layer):
             again = self.gather(k, f"{layer.name}.regather", saved, control=[grad])
+            if self._waits_for_tensor and not isinstance(again, str):
+                k.follow.append(again)
         if self._pipelines:
             self._weight_gradient(k, layer, grad, saved if again is None else again, self._format(layer))
             return self._scatter_pipelined(k, layer, ".dgrad", grad)
@@ -529,5 +541,12 @@ class ModelRank:
         of: TensorSpec,
         x: Value,
     ) -> Value:
-        """Add a collective on the tensor ``of``. With groups of one rank, add nothing and return ``x``."""
-        return x if groups.group_size == 1 else k.collective(name, kind, groups, of, after=[x])
+        """Add a collective on the tensor ``of``. With groups of one rank, add nothing and return ``x``.
+
+        It starts after all kernels before it, also after the gradient of weights: PyTorch computes both
+        gradients of a layer in one function, before it communicates. XLA waits only for ``x``.
+        """
+        if groups.group_size == 1:
+            return x
+        control = [] if self.training.style == "maxtext" else [k.part.tail]
+        return k.collective(name, kind, groups, of, after=[x], control=control)

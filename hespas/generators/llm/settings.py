@@ -205,15 +205,18 @@ class Overlap:
     ``gradients``: reductions of gradients start when their bucket is complete. ``parameters``: gathers of
     sharded weights run in advance of their layer (distributed optimizer, FSDP). ``tensor``: collectives of
     tensor parallelism are divided into one piece per rank and pipelined with the adjacent matmuls.
-    ``experts``: token dispatch overlaps the shared expert. ``pipeline``: sends between stages overlap the
-    next computation. ``context``: keys are sent around the ring of context-parallel ranks during attention to
-    the previous keys. ``microbatches``: token dispatch of a micro-batch overlaps the kernels of another one,
-    whose pass runs at the same time (Megatron-Core: ``overlap_moe_expert_parallel_comm``).
+    ``tensor_backward``: in the backward pass they run next to the matmul of the other gradient of a layer
+    (arXiv 2205.05198). ``experts``: token dispatch overlaps the shared expert. ``pipeline``: sends between
+    stages overlap the next computation. ``context``: keys are sent around the ring of context-parallel ranks
+    during attention to the previous keys. ``microbatches``: token dispatch of a micro-batch overlaps the
+    kernels of another one, whose pass runs at the same time (Megatron-Core:
+    ``overlap_moe_expert_parallel_comm``).
     """
 
     gradients: bool = True
     parameters: bool = True
     tensor: bool = False
+    tensor_backward: bool = True
     experts: bool = False
     pipeline: bool = True
     context: bool = True
@@ -222,7 +225,7 @@ class Overlap:
     @classmethod
     def none(cls) -> Overlap:
         """Return settings without any overlap."""
-        return cls(gradients=False, parameters=False, pipeline=False, context=False)
+        return cls(gradients=False, parameters=False, tensor_backward=False, pipeline=False, context=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -238,7 +238,9 @@ class _StageWriter:
     def _begin(self, kind: str, chunk: int) -> KernelWriter:
         part = PassTemplate(kind, chunk, len(self.builder))
         self.parts.append(part)
-        return KernelWriter(self.builder, part, queues=True, tf32=self.rank.precision.tf32)
+        training = self.rank.training
+        grouped = training.style != "megatron" or training.launch == "whole"
+        return KernelWriter(self.builder, part, queues=True, tf32=training.precision.tf32, grouped=grouped)
 
     def _close(self, k: KernelWriter) -> int:
         """End the current pass and return its index."""

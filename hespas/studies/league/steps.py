@@ -38,6 +38,7 @@ _BY_OP_CLASS: Mapping[int, str] = {
 _BY_BITS: Mapping[int, str] = {8: "products of 8 bits", 4: "products of 4 bits"}
 _BY_OP: Mapping[str, str] = {
     "aten::bmm": "experts",
+    "aten::_grouped_mm": "experts",
     "absmax": "quantize",
     "aten::_fused_adamw_": "optimizer",
     "cpu_adam": "optimizer",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import combinations
+from typing import Any
 
 import pytest
 
@@ -13,9 +14,9 @@ from hespas.generators.llm.layout import Layout, RankGroups
 from hespas.generators.llm.memory import memory_of
 from hespas.generators.llm.model import Experts
 from hespas.generators.llm.settings import Overlap, Training, precision_of
-from hespas.graph import CollectiveKind, step_facts
+from hespas.graph import CollectiveKind, Workload, step_facts
 from hespas.graph.errors import UsageError
-from tests.generators.llm.small_models import MIXTURE, calls, product_flops, step
+from tests.generators.llm.small_models import DENSE, MIXTURE, calls, product_flops, step
 
 TWO_LEVELS = Layout(dp=8, ep=8, expert_node=4)
 
@@ -125,3 +126,56 @@ def test_the_host_launches_kernels_of_experts_one_expert_at_a_time() -> None:
     times = [hespas.simulate(job, "B200-SXM").step_ns for job in (apart, together)]
     # 5 mixtures: 6 products with 2 conversions of scales each, for 16 experts, of 20 us each at least
     assert times[0] - times[1] > 5 * 6 * 3 * 15 * 20_000.0 * 0.9
+
+
+def kernels(workload: Workload, op: str) -> list[str]:
+    graph = workload.classes[0]
+    return [graph.node_name(node) for node in range(len(graph)) if graph.op_name(node) == op]
+
+
+@pytest.mark.parametrize(
+    ("layout", "settings", "sorts", "pads"),
+    [
+        (Layout(dp=8, ep=8), {}, 4, 0),
+        (Layout(dp=8, ep=8), {"precision": precision_of("fp8-current")}, 4, 4),
+        (Layout(dp=8, ep=8), {"precision": precision_of("fp8-current"), "capacity": 1.0}, 4, 0),
+        (Layout(dp=8, ep=8), {"precision": precision_of("fp8-current"), "style": "torchtitan"}, 4, 0),
+        (Layout(dp=16, ep=16), {"precision": precision_of("mxfp8"), "global_batch": 16}, 0, 4),
+        (TWO_LEVELS, {"precision": precision_of("fp8-current")}, 0, 0),
+        (Layout(dp=8), {}, 0, 0),
+    ],
+)
+def test_rows_are_sorted_by_expert_and_padded_for_narrow_formats(
+    layout: Layout, settings: dict[str, Any], sorts: int, pads: int
+) -> None:
+    made, mixtures = step(MIXTURE, layout, **settings), 5
+    assert len(kernels(made, "moe_sort_chunks")) == sorts * mixtures
+    assert sum(".pad" in name for name in kernels(made, "aten::copy_")) == pads * mixtures
+
+
+def test_experts_are_one_kernel_in_a_graph_of_the_whole_step() -> None:
+    layout = Layout(dp=4, ep=4)
+    apart, whole = (step(MIXTURE, layout, launch=launch) for launch in ("kernels", "whole"))
+    assert kernels(apart, "aten::bmm") == kernels(whole, "aten::_grouped_mm")
+    assert not kernels(apart, "aten::_grouped_mm")
+    assert kernels(step(MIXTURE, layout, style="torchtitan"), "aten::_grouped_mm")
+
+
+@pytest.mark.parametrize("layout", [Layout(dp=8, ep=8), TWO_LEVELS])
+def test_results_return_after_the_gradients_of_weights(layout: Layout) -> None:
+    graph = step(MIXTURE, layout).classes[0]
+    names = [graph.node_name(node) for node in range(len(graph))]
+    for node, name in enumerate(names):
+        if name.endswith("dispatch.backward.inside.all_to_all"):
+            before = int(graph.control_deps.row(node)[0])
+            assert names[before].endswith("fc1.wgrad")
+
+
+def test_tensor_parallel_collectives_wait_if_they_do_not_overlap() -> None:
+    layout = Layout(dp=1, tp=4)
+    durations: dict[bool, float] = {}
+    for overlaps in (True, False):
+        overlap = replace(Overlap.none(), tensor_backward=overlaps)
+        made = step(DENSE, layout, seq=4096, launch="whole", overlap=overlap)
+        durations[overlaps] = hespas.simulate(made, "H100-SXM", system="dgx-h100").step_ns
+    assert durations[True] < durations[False]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -208,6 +209,10 @@ TENSOR = {"tp": "4", "dp": "16", "sequence_parallel": "yes"}
         ({}, Overlap()),
         ({"communication_overlap": "off"}, Overlap.none()),
         ({"framework": "Megatron-LM (2021-04)", "source": "Megatron-LM"}, Overlap.none()),
+        (
+            {"framework": "Megatron-LM (2022-05)", "source": "Megatron-LM"},
+            replace(Overlap.none(), tensor_backward=True),
+        ),
         (TENSOR | {"source": "MLPerf-Training"}, Overlap()),
         (TENSOR | {"source": "MLPerf-Training", "tensor_overlap": "yes"}, Overlap(tensor=True)),
         (TENSOR | {"source": "torchtitan", "tensor_overlap": "yes"}, Overlap(tensor=True)),
