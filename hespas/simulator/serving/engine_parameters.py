@@ -31,8 +31,8 @@ PARAMETERS_FILE = Path(__file__).with_name("engine_parameters.toml")
 _ESTIMATOR = "composite"
 """Estimator with which the parameters were fitted."""
 _CARRIED = frozenset({"prompt_ns", "request_ns", "launch_ns"})
-"""Parameters that carry over to other devices: host times of prompts and requests. The other parameters
-correct the estimates of the kernels of one device; on devices left out, they made TPOT worse.
+"""Parameters that carry over to other devices: host times of prompts, requests and kernel launches. The
+others correct the estimates of the kernels of one device; on devices left out, they made TPOT worse.
 """
 
 
@@ -109,24 +109,25 @@ def parameters_of(
     """Return the parameters of a stack. None if no device has runs of the engine, or if steps are estimated
     with another ``estimator`` than in the fits.
 
-    A stack with fewer measured runs than parameters gets the host times of prompts and requests of its
-    engine: the medians over the stacks of the engine with more runs. Separate prefill and decode servers of
-    an engine without such runs get the parameters of servers that do both. ``known`` has parameters by name
-    (None: all that ship).
+    A stack with fewer measured runs than parameters gets the host times of prompts, requests and kernel
+    launches of its engine: the medians over the stacks of the engine with more runs. For separate prefill and
+    decode servers, servers on the device that run both come first. ``known`` has parameters by name (None:
+    all that ship).
     """
     if estimator != _ESTIMATOR:
         return None
     stacks = engine_parameters() if known is None else known
     fitted = {name: fit for name, fit in stacks.items() if fit.rows >= len(fit.parameters)}
-    if stack.name in fitted:
-        return fitted[stack.name]
+    together = stack._replace(is_disaggregated=False)
+    for name in (stack.name, together.name):
+        if name in fitted:
+            return fitted[name]
     members: list[EngineParameters] = []
     for parameters in fitted.values():
         words = parameters.name.split(" ")
         if words[1:2] == [stack.engine] and ("disaggregated" in words) == stack.is_disaggregated:
             members.append(parameters)
     if not members:
-        together = stack._replace(is_disaggregated=False)
         return parameters_of(together, estimator, known) if stack.is_disaggregated else None
     shared = _medians(Stack("", stack.engine, is_disaggregated=stack.is_disaggregated).name, members)
     carried = {key: value for key, value in shared.parameters.items() if key in _CARRIED}

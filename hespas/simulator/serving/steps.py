@@ -19,6 +19,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from hespas.estimators.interface import OperationModel, operations_on, predict_with
+from hespas.estimators.rates import roof_ns
 from hespas.estimators.registry import load_estimator
 from hespas.graph import Diagnostics, OpClass, OpGraph
 from hespas.graph.columns import FloatArray, IntArray
@@ -173,6 +174,9 @@ class StepTimes:
 
     ``by_basis`` has the same four tables for the times of each basis of estimates in ``bases``
     (:class:`~hespas.graph.Estimate`), as an additional first dimension. Their sums are the tables.
+
+    ``floors`` are four tables with the shortest times that the device permits; no correction makes a share
+    faster (empty: no limit).
     """
 
     grids: StepGrids
@@ -187,6 +191,7 @@ class StepTimes:
     draft_share: float = 0.0
     bases: tuple[str, ...] = ()
     by_basis: tuple[FloatArray, ...] = ()
+    floors: tuple[FloatArray, ...] = ()
 
     @property
     def queries(self) -> int:
@@ -206,14 +211,19 @@ class StepTimes:
 
     @cached_property
     def _tables(self) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
-        factors = self.correction.factors
-        tables = (self.of_rows, self.of_decode, self.of_prompts)
-        second, third, fourth = (np.tensordot(factors, table, axes=1) for table in tables)
+        """Return the corrected times of the four parts of a step, summed over shares."""
+        factors, prefill = self.correction.factors, self.correction.prefill
         tokens = np.log2(np.array(self.grids.tokens) / _DECODED) / np.log2(_PROMPTED / _DECODED)
-        part, prefill = np.clip(tokens, 0.0, 1.0), self.correction.prefill
-        of_tokens = self.of_tokens * factors[:, None]
+        part = np.clip(tokens, 0.0, 1.0)
+        of_tokens = self.of_tokens * factors[:, None] * prefill**part
         of_tokens[SHARES.index("experts")] *= self.correction.experts**part
-        return of_tokens.sum(axis=0) * prefill**part, second, third, fourth * prefill
+        of_rows = self.of_rows * factors[:, None]
+        of_decode = self.of_decode * factors[:, None, None]
+        of_prompts = self.of_prompts * factors[:, None, None, None] * prefill
+        tables = (of_tokens, of_rows, of_decode, of_prompts)
+        if self.floors:
+            of_tokens, of_rows, of_decode, of_prompts = map(np.maximum, tables, self.floors)
+        return of_tokens.sum(axis=0), of_rows.sum(axis=0), of_decode.sum(axis=0), of_prompts.sum(axis=0)
 
     @cached_property
     def _axes(self) -> dict[str, FloatArray]:
@@ -499,6 +509,12 @@ def step_times(
         classes
     ]
     share_of[ops.kind.where("moe")] = SHARES.index("experts")
+    floor = roof_ns(ops, device)
+    experts = ops.kind.where("moe")  # their roof counts the experts of one token, this time all that are busy
+    floor[experts] = np.fmax(
+        floor[experts], ops.bytes_moved[experts] / device.main_memory.bandwidth_bytes_per_s * 1e9
+    )
+    floor = np.fmin(floor, best)[row_of.reshape(-1)] * kernels.times
     share, time = share_of[row_of.reshape(-1)], best[row_of.reshape(-1)] * kernels.times
     grids = kernels.grids
     shapes = (
@@ -509,17 +525,21 @@ def step_times(
     )
     layer = basis[row_of.reshape(-1)] * len(SHARES) + share
     tables: list[FloatArray] = []
+    floors: list[FloatArray] = []
     for part, shape in enumerate(shapes):
         mine, points = kernels.part == part, int(np.prod(shape))
         at = layer[mine] * points + kernels.point[mine]
         sums = np.bincount(at, weights=time[mine], minlength=len(bases) * len(SHARES) * points)
         tables.append(np.asarray(sums, np.float64).reshape(len(bases), len(SHARES), *shape))
+        at = share[mine] * points + kernels.point[mine]
+        sums = np.bincount(at, weights=floor[mine], minlength=len(SHARES) * points)
+        floors.append(np.asarray(sums, np.float64).reshape(len(SHARES), *shape))
     of_tokens, of_rows, of_decode, of_prompts = (table.sum(axis=0) for table in tables)
     first = (kernels.point == 0) & (kernels.part != _OF_DECODE)
     launches = float(kernels.times[first].sum())
     return StepTimes(
         grids, of_tokens, of_rows, of_decode, of_prompts,
-        kernels=launches, bases=tuple(bases), by_basis=tuple(tables),
+        kernels=launches, bases=tuple(bases), by_basis=tuple(tables), floors=tuple(floors),
     )  # fmt: skip
 
 

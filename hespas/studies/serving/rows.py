@@ -63,12 +63,12 @@ class _RunColumns(msgspec.Struct, frozen=True, kw_only=True):
     moe_tp_size: _Degree = 1
     moe_ep_size: _Degree = 1
     prefill_num_workers: _Degree = 0
-    prefill_tp_size: _Degree = 1
+    prefill_tp_size: Annotated[int, Column(low=0)] = -1
     prefill_attention_dp_size: _Degree = 1
     prefill_moe_tp_size: _Degree = 1
     prefill_moe_ep_size: _Degree = 1
     decode_num_workers: _Degree = 0
-    decode_tp_size: _Degree = 1
+    decode_tp_size: Annotated[int, Column(low=0)] = -1
     decode_attention_dp_size: _Degree = 1
     decode_moe_tp_size: _Degree = 1
     decode_moe_ep_size: _Degree = 1
@@ -236,9 +236,9 @@ def _serving_row(number: int, cells: _RunColumns) -> ServingRow:
     hardware = canonical_name(cells.system) or cells.system
     step, reason = _step(model, precision, layout)
     if prefill is not None and step is not None:
-        own_step, _ = _step(model, precision, prefill.layout)
-        assert own_step is not None  # only the layout differs
-        prefill = replace(prefill, step=own_step, layout=own_step.layout)
+        own_step, reason = _step(model, precision, prefill.layout)
+        if own_step is not None:
+            prefill = replace(prefill, step=own_step, layout=own_step.layout)
     benchmark = "InferenceMAX" if not date or date >= _WARMUP_DATE else f"InferenceMAX before {_WARMUP_DATE}"
     is_in_source = {
         "degrees counted twice": not counted_twice,
@@ -307,6 +307,8 @@ def _refusal(cells: _RunColumns, row: ServingRow, has_load: bool) -> str:
         f"unknown serving engine {row.engine}": row.engine not in POLICIES,
         f"unknown device {cells.system}": not canonical_name(cells.system),
         "the source does not state tp_size": cells.tp_size < 0 and row.prefill is None,
+        "the source does not state prefill_tp_size": cells.prefill_tp_size < 0 and row.prefill is not None,
+        "the source does not state decode_tp_size": cells.decode_tp_size < 0 and row.prefill is not None,
         "the source does not state the concurrency": not has_load,
         f"{row.concurrency:,} concurrent requests exceed one server": row.concurrency > _MAX_REQUESTS,
         f"requests of {row.prompt + row.output:,} tokens": row.prompt + row.output > _MAX_TOKENS,

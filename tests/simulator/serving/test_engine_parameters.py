@@ -57,6 +57,7 @@ def test_host_times_of_the_engine_carry_over(stack: Stack) -> None:
 def test_separate_servers_have_host_times_of_separate_servers() -> None:
     carried = parameters_of(Stack("C", "vllm", "", True), "composite", KNOWN)
     assert carried is not None
+    assert parameters_of(Stack("A", "vllm", "", True), "composite", KNOWN) is KNOWN["A vllm"]
     assert carried.correction.request_ns == 7e6
     assert carried.evidence == "host times of 20 runs of vllm disaggregated on other stacks"
 

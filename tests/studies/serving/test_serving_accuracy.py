@@ -118,7 +118,7 @@ def test_speculative_tokens_are_a_column(tmp_path: Path, predictor: ServingPredi
 
 def test_separate_servers_are_predicted(tmp_path: Path, predictor: ServingPredictor) -> None:
     separate: dict[str, object] = {
-        "mode": "disagg", "tp_size": None, "batch_size": None, "prefill_num_workers": 2,
+        "mode": "disagg", "tp_size": None, "batch_size": None, "prefill_num_workers": 2, "prefill_tp_size": 1,
         "decode_num_workers": 1, "decode_batch_size": 6, "decode_tp_size": 2,
     }  # fmt: skip
     more: dict[str, object] = {**separate, "prefill_num_workers": 4, "decode_num_workers": 2}
@@ -126,6 +126,8 @@ def test_separate_servers_are_predicted(tmp_path: Path, predictor: ServingPredic
     assert (row.ranks, row.servers, row.layout.tp, row.concurrency) == (4, 1, 2, 6)
     assert row.prefill is not None
     assert (row.prefill.servers, row.prefill.layout.tp) == (2, 1)
+    (unknown,) = read_rows(_table(tmp_path, {**separate, "prefill_tp_size": None}))
+    assert unknown.reason == "the source does not state prefill_tp_size"
     assert "concurrency" in row.assumed
     assert library_of(row) == "H100-SXM vllm disaggregated"
     assert library_of(one) == "H100-SXM vllm"
