@@ -7,24 +7,24 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
-import numpy as np
-
 from hespas.api.arguments import ChosenEstimator, hardware_option
 from hespas.api.lowering import DEFAULT_ESTIMATOR
 from hespas.api.serving_plan_result import LatencyFigure, ServingObjective
 from hespas.generators.llm import Model, ServingStep, load_model, precision_of, serving_layout
 from hespas.generators.llm.serving_lattice import (
+    ADAPTER_GB_PER_S,
     LatticeGrids,
+    cache_transfer_ns,
     cached_tokens,
     lattice_kernels,
-    prompt_cache_bytes,
 )
 from hespas.graph import Diagnostics, find_dtype
 from hespas.graph.columns import FloatArray, IntArray
 from hespas.graph.deprecation import renamed_fields
 from hespas.graph.errors import UnsupportedError, UsageError, clipped
 from hespas.graph.hints import AtLeast, AtMost, NonNegativeInt, Option, PositiveInt, check_fields
-from hespas.hardware import load_device
+from hespas.hardware import canonical_name, is_path, load_device, named_device
+from hespas.hardware.library import fits_of_user
 from hespas.simulator.serving import Correction, Policy, StepTimes, models_of, policy_of, step_times
 from hespas.simulator.serving.engine_parameters import EngineParameters, Stack, parameters_of
 
@@ -184,10 +184,15 @@ _PrefillEp = Annotated[
     NonNegativeInt, _number("Set expert-parallel ranks per prefill server (0: `ep`).", _POOLS)
 ]
 _KvTransfer = Annotated[
-    float,
-    AtLeast(0),
-    _number("Set the rate per device in GB/s at which KV caches are sent (0: no time).", _POOLS, "GB/S"),
+    _NonNegative | None,
+    _number(
+        "Set the rate per device in GB/s at which KV caches are sent (default: 50; 0: no time).",
+        _POOLS,
+        "GB/S",
+    ),
 ]
+_LEAST_GB_PER_S = 1e-3
+"""Lowest rate of a transfer that is accepted."""
 
 
 MOST_SEARCHED = 1_000_000_000
@@ -315,7 +320,7 @@ class Server:
     With ``prefill_servers`` and ``decode_servers``, prompts and answers have separate servers (disaggregated
     serving). ``tp``, ``dp`` and ``ep`` are the layout of a decode server, and of a prefill server unless
     ``prefill_tp``, ``prefill_dp`` or ``prefill_ep`` are set. Each device sends or receives KV caches at
-    ``kv_transfer_gb_per_s``; the default is a network adapter of 400 Gb/s.
+    ``kv_transfer_gb_per_s`` (None: 50, a network adapter of 400 Gb/s).
     """
 
     model: ServedModel
@@ -342,7 +347,7 @@ class Server:
     prefill_dp: _PrefillDp = 0
     prefill_tp: _PrefillTp = 0
     prefill_ep: _PrefillEp = 0
-    kv_transfer_gb_per_s: _KvTransfer = 50.0
+    kv_transfer_gb_per_s: _KvTransfer = None
     estimator: ChosenEstimator = DEFAULT_ESTIMATOR
 
     def __post_init__(self) -> None:
@@ -366,7 +371,12 @@ class Server:
             raise UsageError(
                 f"`{missing}` is required for separate prefill and decode servers", hint=f"`{missing}=1`"
             )
-        for name in ("prefill_dp", "prefill_tp", "prefill_ep"):
+        if 0 < (self.kv_transfer_gb_per_s or 0) < _LEAST_GB_PER_S:
+            raise UsageError(
+                f"invalid `kv_transfer_gb_per_s={self.kv_transfer_gb_per_s:g}`",
+                hint=f"use 0, or {_LEAST_GB_PER_S:g} or more",
+            )
+        for name in ("prefill_dp", "prefill_tp", "prefill_ep", "kv_transfer_gb_per_s"):
             if getattr(self, name) and not self.prefill_servers:
                 raise UsageError(
                     f"`{name}` requires separate prefill servers",
@@ -379,7 +389,10 @@ class Server:
         """Return a server of each pool: of prefill and decode, or this server alone."""
         if not self.prefill_servers:
             return (self,)
-        decode = replace(self, prefill_servers=0, decode_servers=0, prefill_dp=0, prefill_tp=0, prefill_ep=0)
+        decode = replace(
+            self, prefill_servers=0, decode_servers=0, prefill_dp=0, prefill_tp=0, prefill_ep=0,
+            kv_transfer_gb_per_s=None,
+        )  # fmt: skip
         layout = {
             name: getattr(self, f"prefill_{name}") or getattr(self, name) for name in ("dp", "tp", "ep")
         }
@@ -400,10 +413,9 @@ class Server:
         """Return the times [ns] in which a prefill server sends the KV caches of ``prompts`` tokens to a
         decode server, shape ``(prompts,)``. The rank with the most bytes determines the time.
         """
-        if not self.kv_transfer_gb_per_s:
-            return np.zeros(len(prompts))
-        held = [prompt_cache_bytes(pool.step(), prompts) for pool in self.pools]
-        return np.asarray(np.maximum(held[0], held[-1]) / self.kv_transfer_gb_per_s, np.float64)
+        stated = self.kv_transfer_gb_per_s
+        rate = ADAPTER_GB_PER_S if stated is None else stated
+        return cache_transfer_ns((pool.step() for pool in self.pools), prompts, rate)
 
     def policy(self) -> Policy:
         """Return the scheduling policy of the server's engine, with the limits that the server sets. Raises
@@ -481,7 +493,15 @@ class Server:
         """Return the parameters of the engine that correct the times of ``step``; None without any."""
         if self.engine_parameters == "none":
             return None
-        stack = Stack(load_device(self.hardware).name, self.engine, step.expert_format, is_disaggregated)
+        device = load_device(self.hardware)
+        name = device.name
+        if is_path(self.hardware):
+            known = canonical_name(name)
+            shipped = named_device(known) if known else None
+            rates = device.peaks, device.memories
+            if shipped is None or rates != (shipped.peaks, shipped.memories) or fits_of_user(device):
+                name = f"changed {name}"  # factors on kernels hold for the shipped estimates
+        stack = Stack(name, self.engine, step.expert_format, is_disaggregated)
         return parameters_of(stack, self.estimator)
 
     def cache_size(self, step: ServingStep) -> float:

@@ -82,7 +82,9 @@ class RequestRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PoolRow(msgspec.Struct, frozen=True, kw_only=True):
-    """Servers for prompts or for answers: their layout, and the share of the time in which they work."""
+    """Prefill or decode servers: the numbers of servers, replicas and ranks, and the share of the time in
+    which they are busy.
+    """
 
     pool: str
     servers: Count

@@ -10,12 +10,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 import hespas
 from hespas.api import Server
 from hespas.api.request_log import requests_of
 from hespas.graph import Diagnostics, Severity
 from hespas.graph.errors import FormatError, UnsupportedError, UsageError
+from hespas.hardware import load_device, write_device
 from hespas.simulator.serving import Correction, Requests
 from hespas.simulator.serving.engine_parameters import engine_parameters
 
@@ -83,8 +85,35 @@ def test_host_times_carry_over_to_a_device_without_measured_servers() -> None:
     assert correction.request_ns > 0
 
 
+def test_factors_on_kernels_hold_only_for_the_shipped_device(tmp_path: Path) -> None:
+    same, changed = tmp_path / "same.toml", tmp_path / "changed.toml"
+    device = load_device("H100-SXM")
+    write_device(device, same)
+    peaks = tuple(structs.replace(peak, flops_per_s=2 * peak.flops_per_s) for peak in device.peaks)
+    write_device(replace(device, peaks=peaks), changed)
+    texts = [hespas.serve(replace(_LLAMA, hardware=str(path)), _FEW).basis_text for path in (same, changed)]
+    assert "runs of H100-SXM vllm" in texts[0]
+    assert "; engine: host times of " in texts[1]
+
+
+@pytest.mark.parametrize("rate", [1e-320, 1e-4])
+def test_a_transfer_has_a_rate(rate: float) -> None:
+    with pytest.raises(UsageError, match="kv_transfer_gb_per_s"):
+        replace(_LLAMA, prefill_servers=1, decode_servers=1, kv_transfer_gb_per_s=rate)
+    with pytest.raises(UsageError, match="requires separate prefill servers"):
+        replace(_LLAMA, kv_transfer_gb_per_s=5.0)
+
+
+def test_more_servers_than_requests_are_idle() -> None:
+    few, many = (
+        hespas.serve(replace(_LLAMA, prefill_servers=count, decode_servers=count), _FEW)
+        for count in (4, 1_000_000)
+    )
+    assert few.makespan_ns == many.makespan_ns
+
+
 def test_separate_servers_have_parameters_of_separate_servers() -> None:
-    server = replace(_LLAMA, engine="trtllm", prefill_servers=1, decode_servers=1)
+    server = replace(_LLAMA, hardware="MI300X", engine="trtllm", prefill_servers=1, decode_servers=1)
     done = hespas.serve(server, _FEW)
     assert done.parameters is not None
     assert "trtllm disaggregated" in done.parameters.name

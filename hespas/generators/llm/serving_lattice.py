@@ -8,7 +8,7 @@ Each of these parts has a separate grid. Equal layers are written once and count
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -32,7 +32,14 @@ from hespas.graph.builder import GraphBuilder
 from hespas.graph.columns import FloatArray, IntArray
 from hespas.graph.errors import UnsupportedError
 
-__all__ = ["LatticeGrids", "ServingLatticeKernels", "cached_tokens", "lattice_kernels", "prompt_cache_bytes"]
+__all__ = [
+    "ADAPTER_GB_PER_S",
+    "LatticeGrids",
+    "ServingLatticeKernels",
+    "cache_transfer_ns",
+    "cached_tokens",
+    "lattice_kernels",
+]
 
 _LatticePart = Literal["tokens", "rows", "decode", "prompts"]
 _PARTS: tuple[_LatticePart, ...] = ("tokens", "rows", "decode", "prompts")
@@ -272,17 +279,31 @@ def cached_tokens(step: ServingStep, memory_bytes: float, *, tokens: int, sequen
     return (memory_bytes - fixed - logits) / token_bytes
 
 
-def prompt_cache_bytes(step: ServingStep, prompts: IntArray) -> FloatArray:
-    """Return the bytes that a rank has in its KV cache for each prompt of ``prompts`` tokens, shape
-    ``(prompts,)``. Lengths between powers of two are interpolated. Raises ``UsageError`` for a layout that
-    does not fit the model.
+ADAPTER_GB_PER_S = 50.0
+"""Rate of a network adapter of 400 Gb/s."""
+
+
+def cache_transfer_ns(
+    steps: Iterable[ServingStep], prompts: IntArray, gb_per_s: float = ADAPTER_GB_PER_S
+) -> FloatArray:
+    """Return the times [ns] in which a prefill server sends the KV caches of ``prompts`` tokens to a decode
+    server, shape ``(prompts,)``; ``steps`` are their serving steps. The rank with the most bytes, which
+    moves ``gb_per_s`` (0: no time), determines the time. Lengths between powers of two are interpolated.
+    Raises ``UsageError`` for a layout that does not fit the model.
     """
+    longest_ns = np.zeros(len(prompts))
+    if not gb_per_s:
+        return longest_ns
     longest = int(prompts.max(initial=1))
     lengths = [1 << power for power in range((longest - 1).bit_length() + 1)]
-    layout = replace(step.layout, zero=0)
-    loads = [
-        ServingLoad(batch=1, context=length, kv_format=step.cache, page_tokens=1, precision=step.precision)
-        for length in lengths
-    ]
-    held = [float(serving_memory(step.model, layout, load)[0].parts["keys and values"]) for load in loads]
-    return np.interp(prompts, lengths, held)
+    for step in steps:
+        layout = replace(step.layout, zero=0)
+        loads = [
+            ServingLoad(
+                batch=1, context=length, kv_format=step.cache, page_tokens=1, precision=step.precision
+            )
+            for length in lengths
+        ]
+        held = [float(serving_memory(step.model, layout, load)[0].parts["keys and values"]) for load in loads]
+        longest_ns = np.maximum(longest_ns, np.interp(prompts, lengths, held) / gb_per_s)
+    return longest_ns

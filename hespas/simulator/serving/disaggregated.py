@@ -1,4 +1,4 @@
-"""Separate servers for prompts and for answers (disaggregated prefill and decode: arXiv 2401.09670).
+"""Separate prefill and decode servers (disaggregated serving: arXiv 2401.09670).
 
 A server of the first pool processes a prompt and sends its cache to a server of the second pool, which
 generates the answer. Servers of both pools take their steps in order of time.
@@ -31,11 +31,11 @@ def serve_disaggregated(
     *,
     progress: Progress | None = None,
 ) -> ServingRun:
-    """Simulate separate servers for prompts and for answers, and return the times of all requests.
+    """Simulate separate prefill and decode servers, and return the times of all requests.
 
     A request goes to the replica with the fewest unfinished requests, in both pools. ``send_ns`` is the time
     to send the cache of each prompt, shape ``(requests,)``. A replica sends one cache after the other, while
-    it processes other prompts. The first token reaches the client when a server for answers starts to decode,
+    it processes other prompts. The first token reaches the client when a decode server starts to decode,
     because it is that server that answers the client. An answer of one token needs no such server. Arguments
     and errors are otherwise as in :func:`serve`.
     """
@@ -43,7 +43,7 @@ def serve_disaggregated(
 
 
 class _DisaggregatedRun:
-    """State of servers for prompts and servers for answers while they run. The server whose next step starts
+    """State of prefill servers and decode servers while they run. The server whose next step starts
     first takes it, so that all requests that arrive before are known.
     """
 
@@ -53,24 +53,26 @@ class _DisaggregatedRun:
         count, state = len(requests), RequestState(requests)
         prompts = replace(requests, output=np.ones(count, np.int64), concurrency=0)
         answers = replace(requests, concurrency=0)
-        # the request's time outside of steps counts once, and a server for answers only repeats prompts
+        # the request's time outside of steps counts once, and a decode server only repeats prompts
         steps = decode.steps.corrected(replace(decode.steps.correction, request_ns=0.0))
         decode = decode._replace(steps=steps, policy=replace(decode.policy, chunked=True))
         self.requests, self.state, self.send_ns = requests, state, send_ns
         self.arrival, received_ns = np.full(count, inf), np.full(count, inf)
-        self.prefill = [ServerRun(prompts, prefill, state, self.arrival) for _ in range(prefill.replicas)]
-        self.decode = [ServerRun(answers, decode, state, received_ns) for _ in range(decode.replicas)]
-        self.sent_ns = [0.0] * prefill.replicas
-        """Time at which each server for prompts has sent its latest cache."""
+        # more replicas than requests would stay idle
+        first, second = (range(min(pool.replicas, count)) for pool in (prefill, decode))
+        self.prefill = [ServerRun(prompts, prefill, state, self.arrival) for _ in first]
+        self.decode = [ServerRun(answers, decode, state, received_ns) for _ in second]
+        self.sent_ns = [0.0] * len(self.prefill)
+        """Time at which each prefill server has sent its latest cache."""
         self.coming = self.received = 0
         """The next request to arrive, and the number of caches that have arrived."""
-        first = min(requests.concurrency, count) or min(count, 1)
-        times_ns = [0.0] * first if requests.concurrency else requests.arrival_ns[:first].tolist()
+        known = min(requests.concurrency, count) or min(count, 1)
+        times_ns = [0.0] * known if requests.concurrency else requests.arrival_ns[:known].tolist()
         self.events = [(time_ns, order, _NEW) for order, time_ns in enumerate(times_ns)]
         """Heap of arrivals: the time, a number that orders equal times, and the request whose cache arrives
-        at a server for answers.
+        at a decode server.
         """
-        self.num_events = first
+        self.num_events = known
 
     def run(self, progress: Progress | None = None) -> ServingRun:
         """Simulate all steps of all servers."""

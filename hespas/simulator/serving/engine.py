@@ -132,7 +132,7 @@ def policy_of(name: str, **changes: int | float | bool | str | None) -> Policy:
 
 
 class ServerPool(NamedTuple):
-    """Equal servers: ``replicas`` of attention, each with a KV cache of ``cache_tokens`` tokens."""
+    """Pool of identical replicas of attention, each with a KV cache of ``cache_tokens`` tokens."""
 
     steps: StepTimes
     policy: Policy

@@ -195,7 +195,7 @@ class ServingRun:
     ``preemptions`` counts preemptions of requests because cache pages ran out. ``bound_by`` are the limits
     that delayed a request or split a prompt: ``max_num_seqs``, ``max_batched_tokens`` and ``kv_cache``. The
     run is the same with larger limits if they are not among them. ``peak_pages`` is an upper bound of the
-    cache pages in use. ``prefill_steps`` are the steps of separate servers for prompts.
+    cache pages in use. ``prefill_steps`` are the steps of separate prefill servers.
     """
 
     requests: Requests

@@ -17,9 +17,9 @@ import numpy as np
 from hespas.generators.llm import ServingStep
 from hespas.generators.llm.serving_lattice import (
     LatticeGrids,
+    cache_transfer_ns,
     cached_tokens,
     lattice_kernels,
-    prompt_cache_bytes,
 )
 from hespas.graph import Diagnostics
 from hespas.graph.columns import FloatArray, IntArray
@@ -52,8 +52,6 @@ fraction of memory that the driver leaves.
 _MAX_TOKENS, _MAX_SEQUENCES = 1 << 15, 1 << 11
 """Limits of a step of any server."""
 _MIN_LATER_REQUESTS = 24
-_SENT_BYTES_PER_NS = 50.0
-"""Rate at which a device sends KV caches: a network adapter of 400 Gb/s, as ``hespas serve`` assumes."""
 
 
 class MeanTimes(NamedTuple):
@@ -87,7 +85,13 @@ class ServingPredictor:
     )
 
     def steps(self, row: ServingRow) -> StepTimes | str:
-        """Return the step times of a row's server, or the reason why it has none."""
+        """Return the step times of a row's server, or the reason why it has none. Separate prefill servers
+        need step times, too.
+        """
+        if row.prefill is not None and row.prefill.step is not None:
+            prefill = self._estimated(row, row.prefill.step)
+            if isinstance(prefill, str):
+                return prefill
         return row.reason if row.step is None else self._estimated(row, row.step)
 
     def _estimated(self, row: ServingRow, step: ServingStep) -> StepTimes | str:
@@ -121,9 +125,10 @@ class ServingPredictor:
         parts = gcd(*replicas)
         pools: list[ServerPool] = []
         for (step, _), count in zip(servers, replicas, strict=True):
-            estimated, cache_tokens = self._estimated(row, step), self._cache_tokens(row, step)
+            estimated = self._estimated(row, step)
             if isinstance(estimated, str):
                 return estimated
+            cache_tokens = self._cache_tokens(row, step)
             if cache_tokens < 1:
                 return f"the weights leave no memory for a KV cache in {step.layout.ranks} x {row.hardware}"
             launched = replace(
@@ -144,8 +149,7 @@ class ServingPredictor:
         )
         try:
             if len(pools) > 1:
-                held = [prompt_cache_bytes(step, requests.prompt) for step, _ in servers]
-                send_ns = np.asarray(np.maximum(*held) / _SENT_BYTES_PER_NS, np.float64)
+                send_ns = cache_transfer_ns((step for step, _ in servers), requests.prompt)
                 run = serve_disaggregated(requests, pools[0], pools[1], send_ns)
             else:
                 (launched, policy, _, cache_tokens), *_ = pools

@@ -100,7 +100,7 @@ Other sources send prompts of equal length.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefillServers:
-    """Separate servers for prompts: their number, layout and serving step."""
+    """Separate prefill servers: their number, layout and serving step."""
 
     servers: int
     layout: Layout
@@ -115,7 +115,7 @@ class ServingRow:
     are random between ``ratio`` times these numbers and these numbers. ``reason`` explains why the run cannot
     be predicted; empty if it can. ``assumed`` lists settings that the source does not state. ``source`` is
     the benchmark, if known. ``servers`` is the number of servers with the layout and the step. If there are
-    separate servers for prompts (``prefill``), these servers only decode.
+    separate prefill servers (``prefill``), these servers only decode.
     """
 
     row: int
@@ -312,7 +312,9 @@ def _refusal(cells: _RunColumns, row: ServingRow, has_load: bool) -> str:
         "the source does not state the concurrency": not has_load,
         f"{row.concurrency:,} concurrent requests exceed one server": row.concurrency > _MAX_REQUESTS,
         f"requests of {row.prompt + row.output:,} tokens": row.prompt + row.output > _MAX_TOKENS,
-        "no measured times": not (row.ttft_ms > 0 and row.tpot_ms > 0),
+        "no measured times": not (row.ttft_ms > _LEAST_MS and row.tpot_ms > _LEAST_MS),
+        "answers of one token have no time per output token": row.output < 2,
+        f"{row.ranks:,} devices": row.ranks > _MAX_DEVICES,
         f"the source's {tp} tensor-parallel ranks exceed one server": tp > _MAX_TENSOR_RANKS
         and not row.prefill,
     }
@@ -321,8 +323,10 @@ def _refusal(cells: _RunColumns, row: ServingRow, has_load: bool) -> str:
 
 _DISAGGREGATED = "disagg"
 _MAX_TENSOR_RANKS = 8
-_MAX_REQUESTS, _MAX_TOKENS = 1_000_000, 10**9
+_MAX_REQUESTS, _MAX_TOKENS, _MAX_DEVICES = 1_000_000, 10**9, 100_000
 """Larger values are errors in the table, and their simulation would exhaust the memory."""
+_LEAST_MS = 1e-6
+"""Times up to a nanosecond are errors in the table."""
 _WARMUP_DATE = "2026-01-21"
 """Since this date InferenceMAX warms servers up with two rounds of requests; before, its times included the
 compilation at the first prompts of each shape.

@@ -128,6 +128,10 @@ def test_separate_servers_are_predicted(tmp_path: Path, predictor: ServingPredic
     assert (row.prefill.servers, row.prefill.layout.tp) == (2, 1)
     (unknown,) = read_rows(_table(tmp_path, {**separate, "prefill_tp_size": None}))
     assert unknown.reason == "the source does not state prefill_tp_size"
+    (short,) = read_rows(_table(tmp_path, {"osl": 1}))
+    assert short.reason == "answers of one token have no time per output token"
+    (split,) = read_rows(_table(tmp_path, {**separate, "prefill_tp_size": 3}))
+    assert "3 tensor ranks" in str(predictor.steps(split))
     assert "concurrency" in row.assumed
     assert library_of(row) == "H100-SXM vllm disaggregated"
     assert library_of(one) == "H100-SXM vllm"
