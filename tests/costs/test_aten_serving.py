@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hespas.costs.aten import CallTexts, aten_cost, find_aten_rule, is_composite
-from hespas.costs.aten.call import AtenCost, needs, read_call, simple
+from hespas.costs.aten.call import AtenCost, Call, needs, read_call, simple
 from hespas.costs.aten.paged import batch_lengths
 from hespas.graph import OpClass, dtype
 
@@ -203,7 +203,10 @@ def test_heads_of_negative_size_are_unknown() -> None:
     ],
 )
 def test_negative_figures_of_a_rule_make_the_cost_unknown(negative: AtenCost) -> None:
-    rule = needs(OpClass.SORT)(lambda _: negative)
+    @needs(OpClass.SORT)
+    def rule(_: Call) -> AtenCost:
+        return negative
+
     cost = rule(read_call("any", "[]", "[]")).cost
     assert cost.op_class is OpClass.SORT
     assert all(isnan(figure) for figure in (cost.flops, cost.bytes_read, cost.bytes_written))
