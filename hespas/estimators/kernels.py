@@ -37,6 +37,7 @@ from types import MappingProxyType
 
 import numpy as np
 
+from hespas.costs.aten.elements import UNSORTED_INDICES
 from hespas.estimators.forms import (
     FORMS,
     Columns,
@@ -127,19 +128,25 @@ _COPY_START = 0.5
 
 _BAGS = ("embedding_bag", "lookup")
 """Parts of names of gathers that sum rows, also if each sum has one row."""
+_TABLE_GRADIENT, _KERNELS_UNSORTED = "embedding_dense_backward", 2.0
+"""Gradient of an embedding table, and its kernels up to the number of indices that are not sorted: one clears
+the table, one adds gradients. Operations do not state that gradients are scaled by frequency, which sorts
+also few indices.
+"""
 _KERNELS_OF_BAGS: Mapping[str, float] = {
-    "embedding_dense_backward": 12.0,
+    _TABLE_GRADIENT: 12.0,
     "permute_sparse_features": 8.0,
     **{
         f"cppnode<splitlookupfunction_{name}_op>": 22.0
         for name in ("rowwise_adagrad", "approx_rowwise_adagrad")
     },
 }
-_ROW_OF_BAG = 2 * _ROWS_OF_KIND["reduction"]
 """Operations of embedding tables that start a group of threads for each bag and for each row that they sum,
 with the numbers of their kernels (fbgemm: sums of lengths and a copy; radix sort, run lengths and updates).
-``_ROW_OF_BAG`` is the cost of such a start: a group first reads where its bag lies, then the bag, so that two
-loads follow each other.
+"""
+_ROW_OF_BAG = 2 * _ROWS_OF_KIND["reduction"]
+"""Cost of the start of a group of threads for a bag, like that of a row in ``_ROWS_OF_KIND``: the group first
+reads where its bag lies, then the bag, so that two loads follow each other.
 """
 
 
@@ -154,7 +161,11 @@ def _columns(ops: Operations, machine: MachineRates) -> Columns:
     # Gathers that sum read whole rows in vectors: their work is that of all rows, not of the sums.
     summed = np.where(_are(ops.kind, ("gather",)), np.nan_to_num(ops.flops), 0.0)
     kernels = np.array([_KERNELS_OF_BAGS.get(name, 0.0) for name in ops.op.names])[ops.op.row]
-    by_bag = kernels > 0
+    added = summed / columns  # rows that are added to others: for the gradient of a table, one per index
+    of_table = _are(ops.op, (_TABLE_GRADIENT,)) & (added > 0)
+    unsorted = of_table & (added <= UNSORTED_INDICES)
+    kernels = np.where(unsorted, _KERNELS_UNSORTED, kernels)
+    by_bag = (kernels > 0) & ~unsorted
     share = np.where(by_bag, _ROW_OF_BAG, share)
     by_row = share > 0
     length = columns / _GROUP
@@ -175,7 +186,8 @@ def _columns(ops: Operations, machine: MachineRates) -> Columns:
     of_bags = np.array([any(word in name for word in _BAGS) for name in ops.op.names], np.bool_)[ops.op.row]
     walks = np.where((summed > 0) | of_bags, 0.0, walks)
     elements = rows * columns + summed
-    started = rows + np.where(by_bag, summed / columns, 0.0)
+    # The rows of a table that have no index start no group.
+    started = np.where(of_table, np.minimum(rows, added), rows) + np.where(by_bag, added, 0.0)
     slots = np.nan_to_num(ops.flops) + _SLOTS_OF_FUNCTION * np.nan_to_num(ops.transcendentals)
     inner_ns = _FLOPS_OF_SLOT * slots / machine.lane_flops_per_ns
     pools = np.array([_POOL in name for name in ops.op.names], np.bool_)[ops.op.row]

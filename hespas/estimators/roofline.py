@@ -27,7 +27,6 @@ from numpy.typing import NDArray
 from hespas.estimators.interface import Prediction, takes_no_time, transcendentals
 from hespas.estimators.rates import (
     COLLECTIVE_KINDS,
-    HOST_PAYLOAD,
     Algorithm,
     Efficiencies,
     NetworkCosts,
@@ -35,6 +34,7 @@ from hespas.estimators.rates import (
     collective_time_ns,
     contraction_choices,
     contraction_rate,
+    host_payload,
     message_costs,
     peak_times,
     stored_bytes,
@@ -66,8 +66,8 @@ _FREE, _COMPUTE, _MEMORY, _OVERHEAD, _NETWORK = range(5)
 _PAGEABLE: Mapping[str, tuple[str, float]] = {"AMD": (r"pageable|\bhost\b", 35e9), "": ("pageable", 11e9)}
 """Words for pageable host memory in the names of copies, and the limit of such copies [bytes/s], by vendor
 (empty: others). CUDA copies such memory to or from a pinned buffer in a host thread: 38.5 MB took 3.46 ms in
-a recording of an H100. HIP pins its pages for the copy: they took 1.09 ms in a recording of an MI300X. Its
-profiler does not distinguish pinned memory, which programs have to request.
+a recording of an H100. HIP pins the pages during the copy; the same 38.5 MB took 1.09 ms in a recording of
+an MI300X. Its profiler does not distinguish pinned memory, which programs have to request.
 """
 _ROUNDING = 1e-12
 """Share of a node's FLOPs below which the rest after its contractions is a rounding error."""
@@ -265,7 +265,7 @@ class Roofline:
         host_ns = np.full(len(graph), np.nan)  # traffic over the host link
         if (link := device.link("pcie")) is not None:
             latency_ns = 0.0 if isnan(link.latency_ns) else link.latency_ns
-            host_ns = latency_ns + graph.bytes_moved / (HOST_PAYLOAD * link.bandwidth_bytes_per_s) * 1e9
+            host_ns = latency_ns + graph.bytes_moved / (host_payload(link) * link.bandwidth_bytes_per_s) * 1e9
             strings, copies = graph.strings, np.flatnonzero(over_host)
             words, limit_bytes_per_s = _PAGEABLE.get(device.vendor, _PAGEABLE[""])
             pageable = mapped(

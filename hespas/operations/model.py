@@ -56,8 +56,8 @@ CHANNELS = "channels"
 """Dimension of convolutions: the input channels of one group. NaN if unknown."""
 
 EXPANDED = "expanded"
-"""Dimension of matmuls: weights of 4 bits that are expanded to the 16 bits of the activations, as often as a
-tile of 128 rows loads them. NaN (not in tables) counts as 0.
+"""Dimension of matmuls: floating-point weights of 4 bits that are expanded to the 16 bits of the activations,
+as often as a tile of 128 rows loads them. NaN (not in tables) counts as 0.
 """
 
 OF_LIBRARY = "of_library"

@@ -274,14 +274,29 @@ def test_picking_rows_reads_what_is_picked() -> None:
 
 
 def test_the_dense_gradient_of_an_embedding_sorts_indices_and_clears_its_table() -> None:
+    # Two passes sort the indices and their positions; parts of equal indices are added up, then read again.
+    for number, scaled in ((3073, "False"), (32, "True")):
+        found = price(
+            "aten::embedding_dense_backward", [[number, 64], [number], [], [], []],
+            [F32, I64, *["Scalar"] * 3], values=["", "", "1000", "-1", scaled],
+        )  # fmt: skip
+        ordered, parts = 2 * 2 * 8 * number, 4 * min(number, 1000) * 64
+        assert figures(found) == (
+            number * 64,
+            4 * number * 64 + 8 * number + ordered + parts,
+            4 * 1000 * 64 + ordered + 2 * parts,
+        )
+
+
+@pytest.mark.parametrize("number", [32, 3072])
+def test_the_gradient_of_few_indices_changes_rows_without_sorting(number: int) -> None:
     found = price(
-        "aten::embedding_dense_backward", [[4, 8, 64], [4, 8], [], [], []], [F32, I64, *["Scalar"] * 3],
+        "aten::embedding_dense_backward", [[number, 64], [number], [], [], []], [F32, I64, *["Scalar"] * 3],
         values=["", "", "1000", "-1", "False"],
     )  # fmt: skip
-    # Two passes sort the indices and their positions; parts of equal indices are added up, then read again.
-    ordered, parts = 2 * 2 * 8 * 32, 4 * 32 * 64
+    changed = 4 * min(number, 1000) * 64
     assert figures(found) == (
-        4 * 8 * 64, 4 * 4 * 8 * 64 + 8 * 32 + ordered + parts, 4 * 1000 * 64 + ordered + 2 * parts
+        number * 64, 4 * number * 64 + 8 * number + changed, 4 * 1000 * 64 + changed
     )  # fmt: skip
 
 
@@ -421,3 +436,42 @@ def test_the_gradient_of_a_maximum_is_added_where_the_maximum_was() -> None:
     assert figures(windows) == (18 * 4.0, 18 * 4.0, 72 * 4.0)
     whole = price("aten::_adaptive_avg_pool2d_backward", [[1, 2, 1, 1], [1, 2, 6, 6]], [F32, F32])
     assert figures(whole) == (72.0, 2 * 4.0, 72 * 4.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "shapes", "types", "values"),
+    [
+        (
+            "avg_pool2d",
+            [[1, 2, 6, 6], [], [], []],
+            [F32, *["ScalarList"] * 3],
+            ["", "[-3, 2]", "[1, 1]", "[0, 0]"],
+        ),
+        (
+            "avg_pool2d",
+            [[1, 2, 6, 6], [], [], []],
+            [F32, *["ScalarList"] * 3],
+            ["", "[-3, -2]", "[1]", "[0]"],
+        ),
+        ("_adaptive_avg_pool2d", [[1, 2, 6, 6], []], [F32, "ScalarList"], ["", "[-1, 2]"]),
+        ("_adaptive_avg_pool2d", [[1, 2, 6, 6], []], [F32, "ScalarList"], ["", "[-1, -2]"]),
+        (
+            "max_pool3d_with_indices_backward",
+            [[1, 2, 3, 3, 3], [1, 2, 6, 6, 6], []],
+            [F32, F32, "ScalarList"],
+            ["", "", "[-2, 2, 2]"],
+        ),
+        (
+            "avg_pool2d_backward",
+            [[1, 2, 3, 3], [1, 2, 6, 6], []],
+            [F32, F32, "ScalarList"],
+            ["", "", "[-2, -2]"],
+        ),
+    ],
+)
+def test_windows_without_positive_extents_are_unknown(
+    name: str, shapes: list[list[int]], types: list[str], values: list[str]
+) -> None:
+    found = price(f"aten::{name}", shapes, types, values=values)
+    assert isnan(found.cost.flops)
+    assert not found.cost.bytes_written < 0

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hespas.costs.aten import CallTexts, aten_cost, find_aten_rule, is_composite
-from hespas.costs.aten.call import AtenCost
+from hespas.costs.aten.call import AtenCost, Call, needs, read_call, simple
 from hespas.costs.aten.paged import batch_lengths
 from hespas.graph import OpClass, dtype
 
@@ -153,6 +153,63 @@ def test_attention_of_libraries() -> None:
     ragged = [[1, 256, 8, 64]] * 3 + [[], [3], [3]]
     types = [BF16] * 3 + ["", "int", "int"]
     assert isnan(price("xformers::efficient_attention_forward_cutlass", ragged, types).cost.flops)
+
+
+def test_packed_sequences_whose_keys_have_other_dimensions_are_unknown() -> None:
+    name = "flash_attn::_flash_attn_varlen_forward"
+    types = [BF16] * 3 + ["int", "int", "Scalar", "Scalar"]
+    values = ["", "", "", "", "", "256", "256"]
+    for keys, is_known in (
+        ([512, 8, 64], True),
+        ([512, 64], False),
+        ([512], False),
+        ([1, 512, 8, 64], False),
+    ):
+        found = price(name, [[512, 8, 64], keys, keys, [3], [3], [], []], types, values)
+        assert isnan(found.cost.flops) is not is_known
+
+
+@pytest.mark.parametrize(
+    ("name", "logits_at"),
+    [("aiter::topk_softmax", 3), ("_moe_C::topk_softmax", 3), ("sgl_kernel::topk_softmax", 2)],
+)
+def test_routing_to_an_unknown_number_of_experts_is_unknown(name: str, logits_at: int) -> None:
+    shapes = [[4, 2], [], [4, 2], [4, 2]]
+    shapes[logits_at] = [4, 16]
+    assert isnan(price(name, shapes, [F32, "int", F32, F32]).cost.flops)
+
+
+@pytest.mark.parametrize("count", ["-3", "0", "17"])
+def test_routing_selects_a_positive_number_of_experts(count: str) -> None:
+    assert isnan(price("TopK", [[4, 16], []], [F32, "Scalar"], ["", count]).cost.flops)
+
+
+def test_heads_of_negative_size_are_unknown() -> None:
+    shapes = [[4], [4, 512], [4, 128], [], [1024, 64]]
+    types = ["long", BF16, BF16, "Scalar", BF16]
+    for head, is_known in (("64", True), ("-1", False), ("0", False)):
+        found = price("_C::rotary_embedding", shapes, types, ["", "", "", head, ""])
+        assert isnan(found.cost.flops) is not is_known
+        assert not found.cost.bytes_read < 0
+
+
+@pytest.mark.parametrize(
+    "negative",
+    [
+        simple([], [], flops=-1.0),
+        simple([], [], read=-1.0),
+        simple([], [], written=-1.0),
+        simple([], [], transcendentals=-1.0),
+    ],
+)
+def test_negative_figures_of_a_rule_make_the_cost_unknown(negative: AtenCost) -> None:
+    @needs(OpClass.SORT)
+    def rule(_: Call) -> AtenCost:
+        return negative
+
+    cost = rule(read_call("any", "[]", "[]")).cost
+    assert cost.op_class is OpClass.SORT
+    assert all(isnan(figure) for figure in (cost.flops, cost.bytes_read, cost.bytes_written))
 
 
 def test_quantization_and_routing() -> None:

@@ -229,6 +229,25 @@ def test_updates_of_tables_start_a_group_for_each_row_that_they_sum() -> None:
     assert times[0] - times[1] == pytest.approx(started + 21 * START["t0_ns"], rel=0.1)
 
 
+def gradient_of_table(rows: float, indices: float) -> float:
+    made = kernels("gather", "embedding_dense_backward", rows, 64, scheme="f32")
+    return time_ns(replace(made, flops=np.full(1, indices * 64)))
+
+
+def test_a_gradient_of_few_indices_is_a_fill_and_one_kernel() -> None:
+    copy = kernels("gather", "lookup", 1024, 64, scheme="f32")
+    plain = time_ns(replace(copy, flops=np.full(1, 3072.0 * 64)))
+    assert gradient_of_table(1024, 3072) == pytest.approx(plain + START["t0_ns"], rel=1e-6)
+    assert gradient_of_table(1024, 3073) > plain + 10 * START["t0_ns"]
+
+
+def test_rows_of_a_table_without_an_index_start_no_group() -> None:
+    large = kernels("gather", "lookup", 2.0**20, 64, scheme="f32")
+    plain = time_ns(replace(large, flops=np.full(1, 4096.0 * 64)))
+    started = 2 * 4096 / machine_of(H100, "gather", "f32").units * START["row_ns"] * 0.3
+    assert gradient_of_table(2.0**20, 4096) - plain <= (started + 11 * START["t0_ns"]) * 1.001
+
+
 @pytest.mark.parametrize("op", ["embedding_bag", "_embedding_bag_forward_only"])
 def test_longer_sums_never_take_less(op: str) -> None:
     bags = kernels("gather", op, 65536, 64, scheme="f32")

@@ -6,7 +6,9 @@ from dataclasses import replace
 from math import ceil, isnan, log2, nan
 
 import pytest
+from msgspec import structs
 
+from hespas.estimators.rates import host_payload
 from hespas.estimators.roofline import BOUNDS, Roofline
 from hespas.graph import (
     CollectiveKind,
@@ -215,6 +217,21 @@ def test_host_message_uses_the_host_link() -> None:
     link = link_of(H100, "pcie")
     expected = link.latency_ns + PAYLOAD / (0.86 * link.bandwidth_bytes_per_s) * 1e9  # packets have headers
     assert net(message(None, host=True)) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("name", ["NVLink-C2C", "PCIe 6 x16", "PCIe 6 x4", "link"])
+def test_headers_of_packets_are_those_of_pcie_3_to_5(name: str) -> None:
+    assert host_payload(structs.replace(link_of(H100, "pcie"), name=name)) == 1.0
+    links = tuple(structs.replace(link, name=name) if link.kind == "pcie" else link for link in H100.links)
+    device = replace(H100, links=links)
+    link = link_of(device, "pcie")
+    expected = link.latency_ns + PAYLOAD / link.bandwidth_bytes_per_s * 1e9
+    assert net(message(None, host=True), device) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("name", ["PCIe 3 x16", "PCIe 4 x16", "PCIe 5 x8", "PCIe Gen5 x16", "PCIe 4.0"])
+def test_pcie_has_headers_in_any_spelling(name: str) -> None:
+    assert host_payload(structs.replace(link_of(H100, "pcie"), name=name)) == 0.86
 
 
 def test_permutation_that_moves_nothing_is_a_copy() -> None:

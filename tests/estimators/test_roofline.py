@@ -248,6 +248,14 @@ def test_host_transfer_uses_the_host_link() -> None:
     assert time_of(single(OpClass.HOST, read=1e9)) == pytest.approx(expected)
 
 
+def test_host_transfer_over_nvlink_has_no_packets_of_pcie() -> None:
+    device = load_device("GH200-96GB")
+    link = device.link("pcie")
+    assert link is not None
+    times = [time_of(single(OpClass.HOST, read=size), device=device) for size in (1e9, 2e9)]
+    assert times[1] - times[0] == pytest.approx(1e9 / link.bandwidth_bytes_per_s * 1e9, rel=1e-6)
+
+
 @pytest.mark.parametrize("name", ["Memcpy HtoD (Pageable -> Device)", "Memcpy DtoH (Device -> Pageable)"])
 def test_a_copy_of_pageable_memory_is_limited_by_the_host(name: str) -> None:
     graph, pageable = single(OpClass.HOST, read=1e9), single(OpClass.HOST, read=1e9, name=name)

@@ -391,8 +391,8 @@ def needs(
     """Return a decorator for a cost rule whose arguments are the call and the tensors at ``positions`` of its
     arguments.
 
-    If one of the tensors is missing or the rule returns None, the cost is unknown, with the class
-    ``op_class``. Bind options of the rule with ``partial``.
+    If one of the tensors is missing, the rule returns None or a figure is negative (recorded numbers can be
+    invalid), the cost is unknown, with the class ``op_class``. Bind options of the rule with ``partial``.
     """
 
     def wrap(rule: Callable[..., AtenCost | None]) -> Callable[..., AtenCost]:
@@ -401,6 +401,10 @@ def needs(
             tensors = [call.tensor(position) for position in positions]
             result = None if None in tensors else rule(call, *tensors, **options)
             if result is None:
+                return unknown(call, op_class)
+            cost = result.cost
+            figures = (cost.flops, cost.useful_flops, cost.transcendentals)
+            if any(figure < 0 for figure in (*figures, cost.bytes_read, cost.bytes_written)):
                 return unknown(call, op_class)
             if result.cost.op_class is OpClass.UNKNOWN:
                 return result._replace(cost=replace(result.cost, op_class=op_class))

@@ -26,6 +26,7 @@ from hespas.graph import DType, OpClass, find_dtype
 
 __all__ = [
     "POINTWISE",
+    "UNSORTED_INDICES",
     "Pointwise",
     "cast",
     "concatenate",
@@ -464,20 +465,37 @@ def place_along(
     )
 
 
+UNSORTED_INDICES = 3072
+"""Largest number of indices whose gradients PyTorch adds to an embedding table without sorting them
+(``Embedding.cu``).
+"""
+
+
 @needs(OpClass.SCATTER, 0, 1)
 def embedding_gradient(call: Call, grad: Strided, indices: Strided) -> AtenCost | None:
-    """Return the cost of ``embedding_dense_backward`` (gradient, indices, rows), which adds gradients to rows
-    of a table.
+    """Return the cost of ``embedding_dense_backward`` (gradient, indices, rows, padding index, scale by
+    frequency), which adds gradients to rows of a table.
 
-    The table is cleared. Indices are sorted together with their positions, in passes of 8 bits that read and
-    write both. Gradients are added in f32 by parts of equal indices, which are read again for the sum of each
-    row (``EmbeddingBackwardKernel.cu``).
+    The table is cleared. Up to :data:`UNSORTED_INDICES` indices, unless their gradients are scaled by
+    frequency, one kernel reads the changed rows, adds gradients and writes them (``Embedding.cu``). Others
+    are sorted together with their positions, in passes of 8 bits that read and write both. Gradients are
+    added in f32 by parts of equal indices, which are read again for the sum of each row
+    (``EmbeddingBackwardKernel.cu``).
     """
     rows = call.integer(2)
     if rows is None or not grad.shape or rows < 0:
         return None
     table = dense(grad.dtype, (rows, grad.shape[-1]))
     changed = min(indices.elements, rows) * grad.shape[-1]
+    if indices.elements <= UNSORTED_INDICES and call.flag(4) is not True:
+        changed_bytes = grad.width * changed
+        return simple(
+            [grad, indices],
+            [table],
+            flops=float(grad.elements),
+            read=grad.bytes + indices.bytes + changed_bytes,
+            written=table.bytes + changed_bytes,
+        )
     sorted_bytes = 2 * indices.bytes * max(ceil(log2(max(rows, 2)) / 8), 1)
     return simple(
         [grad, indices],

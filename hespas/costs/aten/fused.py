@@ -179,9 +179,13 @@ def _ragged(
     call: Call, layout: AttentionLayout, qkv: tuple[Strided, Strided, Strided], offsets: Strided
 ) -> _AttentionSizes | None:
     """Return the attention sizes of a batch of packed sequences. Return None unless all sequences have the
-    maximum length (number of tokens = sequences x maximum length).
+    maximum length (number of tokens = sequences x maximum length), and if numbers of dimensions differ. Only
+    paged keys and values may have others than the queries.
     """
     q, k, v = qkv
+    ranks = {len(tensor.shape) for tensor in (qkv[1:] if layout.paged else qkv)}
+    if len(ranks) > 1 or min(ranks) < 3:
+        return None
     position = layout.ragged + 2 + layout.paged
     longest_q, longest_k = call.integer(position), call.integer(position + 1)
     if longest_q is None or longest_k is None or len(q.shape) not in (3, 4) or not offsets.shape:

@@ -300,7 +300,7 @@ def _pooled(call: Call, source: Strided, rank: int, ceil_at: int, dilation_at: i
         return None
     stride = stride or size
     parts = [part * rank if len(part) == 1 else part for part in (size, stride, padding, dilation)]
-    if any(len(part) != rank for part in parts) or min(*parts[1], *parts[3]) < 1:
+    if any(len(part) != rank for part in parts) or min(*parts[0], *parts[1], *parts[3]) < 1:
         return None
     up = call.flag(ceil_at) is True
     extents: list[int] = []
@@ -332,7 +332,7 @@ def pool(
         return None
     if adaptive:
         size = call.integers(1)
-        shape = None if size is None or len(size) != rank else (*source.shape[:-rank], *size)
+        shape = None if size is None or len(size) != rank or min(size) < 0 else (*source.shape[:-rank], *size)
         taps = source.elements / prod(shape) if shape and prod(shape) else nan
     else:
         shape = _pooled(call, source, rank, ceil_at, dilation_at)
@@ -353,13 +353,15 @@ def pool_backward(
     window, ..., indices of maxima).
 
     Each element of the gradient is added at the position of its maximum or, in a pooling without maxima, at
-    all positions of its window. The FLOPs are unknown if the trace does not state the window.
+    all positions of its window. The FLOPs are unknown if the trace does not state a window of positive
+    extents.
     """
     maxima = call.last_output(2)
     if maxima is not None:
         return simple([grad, maxima], [source.dense], flops=float(grad.elements))
     window = call.integers(2) or (0,)
-    added = grad.elements * float(prod(window * rank if len(window) == 1 else window)) or nan
+    taps = float(prod(window * rank if len(window) == 1 else window)) if min(window) > 0 else nan
+    added = grad.elements * taps
     return simple([grad], [source.dense], flops=float(source.elements) if adaptive else added)
 
 

@@ -61,7 +61,7 @@ def _rotary(call: Call, positions: Strided, query: Strided) -> AtenCost | None:
     rotated.
     """
     table, head = call.tensor(4), call.integer(3)
-    if table is None or not head or len(table.shape) != 2:
+    if table is None or head is None or head <= 0 or len(table.shape) != 2:
         return None
     share = min(table.shape[1] / head, 1.0)
     turned = call.present(1, 2)
@@ -161,7 +161,9 @@ _INDEX_BYTES, _ROW_BYTES = 8.0, 4.0
 _SORTED_BITS = 8.0
 """Bits that one pass of a radix sort orders (CUB, ``DeviceRadixSortPolicy``)."""
 _CACHED_BYTES = 50e6
-"""Gradients that a cache holds: the second-level caches of an A100 and an H100 have 40 and 50 MB."""
+"""Gradients that a cache is assumed to hold on every device: the second-level caches of an A100 and an H100
+have 40 and 50 MB. Costs have no device, so that devices with other caches have the same bytes.
+"""
 
 
 @needs(OpClass.SCATTER, 0)
@@ -170,8 +172,8 @@ def _table_update(call: Call, grad: Strided) -> AtenCost | None:
     the tables and updates the rows. The lookup is the only part of the call.
 
     Each lookup's row number is computed, sorted together with its position, counted and summed. Then the
-    gradient of its bag is read; bags are in the order of rows, so that a cache helps with as much as it holds
-    (fbgemm, ``embedding_backward_split_template.cu``).
+    gradient of its bag is read; bags are in the order of rows, so that a cache helps with as much as it
+    holds, which is assumed to be 50 MB on every device (fbgemm, ``embedding_backward_split_template.cu``).
     """
     lookup = call.parts[0] if call.parts else None
     starts, weights, indices = (None if lookup is None else lookup.tensor(at) for at in (6, 1, 11))
@@ -297,10 +299,10 @@ def _route(call: Call, *, logits_at: int, count_at: int = -1, ids_at: int = -1) 
     For each token and expert, it takes four FLOPs, one exponential, and one comparison per selected expert.
     """
     logits, ids = call.tensor(logits_at), call.tensor(ids_at)
-    if logits is None or len(logits.shape) != 2:
+    if logits is None or len(logits.shape) != 2 or (ids is not None and not ids.shape):
         return None
     chosen = call.integer(count_at) if ids is None else ids.shape[-1]
-    if not chosen or chosen > logits.shape[1]:
+    if chosen is None or not 0 < chosen <= logits.shape[1]:
         return None
     results = [dense(FLOAT32, (logits.shape[0], chosen)), dense(find_dtype("i32"), (logits.shape[0], chosen))]
     flops = (4.0 + chosen) * logits.elements
