@@ -170,7 +170,7 @@ def test_experts_are_one_kernel_in_a_graph_of_the_whole_step() -> None:
     ],
 )
 def test_results_return_after_the_gradients_of_weights(layout: Layout, collective: str) -> None:
-    graph = step(MIXTURE, layout, global_batch=16).classes[0]
+    graph = step(MIXTURE, layout, global_batch=layout.dp).classes[0]
     names = [graph.node_name(node) for node in range(len(graph))]
     end = f".dispatch.backward.{collective}"
     found = [(node, name.removesuffix(end)) for node, name in enumerate(names) if name.endswith(end)]
