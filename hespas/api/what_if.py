@@ -328,12 +328,13 @@ def simulate_grid(
             kept=kept,
             diagnostics=diagnostics if diagnostics is not None else Diagnostics(),
         )
-        for finding in (each for row in result.rows for each in row.diagnostics):
-            severity, rank, node = Severity(finding.severity), finding.rank, finding.node
-            result.diagnostics.add(
-                finding.code, severity, finding.location, finding.message,
-                path=finding.path, rank=rank, node=node, count=finding.count,
-            )  # fmt: skip
+        for row in result.rows:
+            for finding in row.diagnostics:
+                severity, rank, node = Severity(finding.severity), finding.rank, finding.node
+                result.diagnostics.add(
+                    finding.code, severity, finding.location, finding.message,
+                    path=finding.path, rank=rank, node=node, count=finding.count,
+                )  # fmt: skip
         if target is not None:
             _write(target / _DOCUMENT, result.to_json(), overwrite=overwrite)
             _write(target / _TABLE, result.to_csv().encode(), overwrite=overwrite)
