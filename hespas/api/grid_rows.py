@@ -19,6 +19,7 @@ import msgspec
 import numpy as np
 from msgspec import structs
 
+from hespas.api.documents import Finding, findings
 from hespas.api.io import opened_program
 from hespas.api.lowering import STEP_ESTIMATOR, Granularity, Missing, Mode
 from hespas.api.simulation import simulate
@@ -198,7 +199,8 @@ class GridRow(msgspec.Struct, frozen=True, kw_only=True):
     last; ``critical_ns`` is the time per operation class on its critical path. ``correction`` is the step
     factor that the step time includes (1: none). ``basis`` has the shares of the evidence behind the
     estimates. If the row could not be simulated, ``fault`` is the error, and
-    ``exit_code`` the exit code of ``hespas simulate`` for that row.
+    ``exit_code`` the exit code of ``hespas simulate`` for that row. ``diagnostics`` has the first diagnostic
+    of each code.
     """
 
     settings: dict[str, GridValue]
@@ -215,6 +217,7 @@ class GridRow(msgspec.Struct, frozen=True, kw_only=True):
     is_lower_bound: bool = False
     fault: str = ""
     exit_code: Count = 0
+    diagnostics: list[Finding] = []
 
 
 def grid_row(
@@ -223,7 +226,7 @@ def grid_row(
     """Read a workload with ``options`` and simulate it with the ``settings`` of one row. ``shown`` are the
     settings that the row reports. An error of the input becomes the ``fault`` of the row.
     """
-    diagnostics = Diagnostics()
+    diagnostics = Diagnostics(keep=1)
     counts: dict[str, Any] = {
         key: value for key in ("num_devices", "num_replicas") if isinstance(value := settings.get(key), int)
     }
@@ -242,6 +245,12 @@ def grid_row(
             factor = float(settings.get("link_bandwidth", 1))
             if factor != 1:
                 arguments |= with_scaled_links(arguments, factor, Path(folder))
+                if "hardware" in arguments:
+                    text = (
+                        "collective times of rows with another factor than 1 follow from the links, not from "
+                        "measurements"
+                    )
+                    diagnostics.warning("grid.link-estimates", "link_bandwidth", text)
             result = simulate(workload, diagnostics=diagnostics, **arguments)
         except HespasError as error:
             path = error.path or ""
@@ -250,7 +259,12 @@ def grid_row(
             fault = f"{path}: {error.message}" if path else error.message
             if isinstance(error, MissingExtraError):
                 fault = f"{fault}: {error.hint}"
-            return GridRow(settings=dict(shown), fault=fault, exit_code=exit_code(error))
+            return GridRow(
+                settings=dict(shown),
+                fault=fault,
+                exit_code=exit_code(error),
+                diagnostics=findings(diagnostics),
+            )
     timeline = result.timeline
     present = np.flatnonzero(timeline.shown_by >= 0)
     last = int(present[np.argmax(timeline.finish_ns[present])])
@@ -268,6 +282,7 @@ def grid_row(
         critical_ns=dict(last_class.critical_path.class_ns),
         ranks=len(present),
         is_lower_bound=result.is_lower_bound,
+        diagnostics=findings(diagnostics),
     )
 
 

@@ -25,7 +25,7 @@ from hespas.files.output import check_destination, write_atomically
 from hespas.files.processes import pool
 from hespas.files.streams import read_document
 from hespas.files.trust import allowing_programs, programs_allowed
-from hespas.graph import Diagnostics
+from hespas.graph import Diagnostics, Severity
 from hespas.graph.columns import pareto_rows
 from hespas.graph.errors import FormatError, OutputError
 from hespas.graph.hints import OUTPUT, AtLeast, AtMost, Option, OptionsOf
@@ -48,7 +48,9 @@ __all__ = [
 ]
 
 _ROWS, _DOCUMENT, _TABLE, _PAGE = "rows", "grid.json", "grid.csv", "index.html"
-_FIGURES = tuple(name for name in GridRow.__struct_fields__ if name not in {"settings", "critical_ns"})
+_FIGURES = tuple(
+    name for name in GridRow.__struct_fields__ if name not in {"settings", "critical_ns", "diagnostics"}
+)
 
 _KINDS: Mapping[str, Kind] = {
     "basis": "text", "ranks": "count", "is_lower_bound": "flag", "fault": "text", "exit_code": "id",
@@ -74,7 +76,7 @@ class GridDocument(Document, frozen=True, kw_only=True):
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class GridResult(Result):
     """Result of a grid: one row per combination, in the order of the axes. ``kept`` is the number of rows
-    that an earlier, interrupted run had finished.
+    that an earlier, interrupted run had finished. ``diagnostics`` include those of all rows.
     """
 
     grid: Grid
@@ -326,6 +328,13 @@ def simulate_grid(
             kept=kept,
             diagnostics=diagnostics if diagnostics is not None else Diagnostics(),
         )
+        for row in result.rows:
+            for finding in row.diagnostics:
+                severity, rank, node = Severity(finding.severity), finding.rank, finding.node
+                result.diagnostics.add(
+                    finding.code, severity, finding.location, finding.message,
+                    path=finding.path, rank=rank, node=node, count=finding.count,
+                )  # fmt: skip
         if target is not None:
             _write(target / _DOCUMENT, result.to_json(), overwrite=overwrite)
             _write(target / _TABLE, result.to_csv().encode(), overwrite=overwrite)

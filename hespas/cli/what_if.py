@@ -88,6 +88,7 @@ def print_columns(call: Call, columns: Mapping[str, Sequence[str]]) -> None:
     done = call.run(api.simulate_grid, path=grid)
     call.write_json(done.to_json())
     call.write_html(done)
+    report_diagnostics(call.diagnostics, shared["source"])
 
     def known(time_ns: float) -> str:
         return "-" if isnan(time_ns) else time_text(time_ns)

@@ -72,8 +72,8 @@ _NET_OVERHEAD_US = 1.0
 _LINK_SHARE = 0.8
 _EXCHANGE_SHARE = 0.8
 """Share of a network interface that an all-to-all reaches: its messages to many ranks are small, and several
-ranks send to one at a time. Assumed to be that of links, with published training steps in sight
-(docs/accuracy/training.md).
+ranks send to one at a time. Assumed to be that of links, chosen with the published steps visible, so
+errors on them are not blind (docs/accuracy/training.md).
 """
 _IN_FLIGHT_BYTES = 16 * 4 * 2.0**20
 """Channels times the default buffer of each (NCCL_BUFFSIZE)."""

@@ -204,7 +204,7 @@ _SORTING = ("moe_permute", "moe_sort_chunks", "moe_unpermute", "moe_unpermute_ba
 
 def _set_experts(graph: OpGraph, device: Device, shares: TrainingShares, times: FloatArray) -> IntArray:
     """Set the times of kernels of experts in ``times``: of matmuls, which are smaller than matmuls of a whole
-    layer, and of kernels that sort tokens. Return the nodes that sort.
+    layer, of kernels that sort tokens, and of chunked scans. Return the nodes that sort tokens by expert.
     """
     figures, table = common_shares().experts, graph.contractions
     if device.kind != "gpu":
@@ -227,9 +227,9 @@ def _set_experts(graph: OpGraph, device: Device, shares: TrainingShares, times: 
         np.isin(graph.op_id, [row for name in _SORTING if (row := graph.strings.find(name)) >= 0])
     )
     scans = np.flatnonzero(graph.op_id == graph.strings.find(_SCAN))
-    for nodes, fraction in ((sorting, figures.sorting), (scans, figures.scans)):
-        bandwidth = fraction * device.main_memory.bandwidth_bytes_per_s
-        times[nodes] = graph.bytes_moved[nodes] / bandwidth * 1e9
+    moved_ns = graph.bytes_moved / device.main_memory.bandwidth_bytes_per_s * 1e9
+    times[sorting] = moved_ns[sorting] / figures.sorting
+    times[scans] = np.fmax(times[scans], moved_ns[scans] / figures.scans)
     return sorting.astype(np.int64)
 
 

@@ -381,7 +381,8 @@ def central_rows(covariance: FloatArray, table: FitRows, preferred: Sequence[Boo
         choices = (np.flatnonzero(members & rows) for rows in preferred)
         candidates = next((rows for rows in choices if len(rows)), np.flatnonzero(members))
         variance = np.diag(covariance)
-        explained = covariance[np.ix_(candidates, np.flatnonzero(members))] ** 2 / variance[members]
+        others = np.flatnonzero(members & (variance > 0))  # a row without variance correlates with no other
+        explained = covariance[np.ix_(candidates, others)] ** 2 / variance[others]
         worth = explained.sum(axis=1) / (variance[candidates] + _NOISE**2)
         chosen.append(int(candidates[int(np.argmax(worth))]))
     return chosen

@@ -15,7 +15,7 @@ from hespas.files.streams import STANDARD_STREAM, read_document
 from hespas.files.trust import file_in_folder_of
 from hespas.files.user_folders import config_folder
 from hespas.graph.errors import FormatError, UsageError, clipped
-from hespas.hardware.device_fits import Fit, has_shipped_fits, shipped_fits
+from hespas.hardware.device_fits import Fit, devices_with_fits, has_shipped_fits, shipped_fits
 from hespas.hardware.devices import Device, read_device
 
 __all__ = [
@@ -310,13 +310,21 @@ def _fold_spelling(name: str) -> str:
 
 
 def fits_of_user(device: Device) -> tuple[Fit, ...]:
-    """Return the fits in a device's own file that do not ship with the package. They must be kept if the file
-    is rewritten.
+    """Return the fits in a device's own file that do not ship with the package, for this or another device.
+    They must be kept if the file is rewritten.
     """
-    if not has_shipped_fits(device.name):
-        return device.own_fits
-    shipped = {_identity(fit) for fit in shipped_fits(device.name)}
+    if not device.own_fits:
+        return ()
+    shipped = _shipped_identities()
     return tuple(fit for fit in device.own_fits if _identity(fit) not in shipped)
+
+
+@cache
+def _shipped_identities() -> frozenset[tuple[object, ...]]:
+    """Return the identities of all shipped fits. A device file can have copies of the fits of the device in
+    its ``fits_of``.
+    """
+    return frozenset(_identity(fit) for name in devices_with_fits() for fit in shipped_fits(name))
 
 
 def _identity(fit: Fit) -> tuple[object, ...]:

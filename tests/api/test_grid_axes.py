@@ -15,6 +15,7 @@ from hespas.generators.llm.settings import precision_of
 from hespas.graph import Diagnostics, OpGraph, Workload
 from hespas.graph.errors import UsageError
 from hespas.graph.passes import InPrecision
+from hespas.hardware import device_to_toml, load_device
 from tests.generators.llm.small_models import DENSE, step
 
 PROGRAM = Path(__file__).parents[2] / "fixtures" / "stablehlo" / "mlp.mlir"
@@ -86,6 +87,36 @@ def test_links_as_they_are_take_as_long_as_no_axis(tmp_path: Path) -> None:
     hespas.write(step(SHORT, Layout(tp=4)), source)
     grid.write_text('hardware = "H100-SXM"\nlink_bandwidth = [1, 1.0001]\n')
     assert times(grid, source)[0] == hespas.simulate(source, "H100-SXM").step_ns
+
+
+def test_links_of_an_own_device_change_no_matmul(tmp_path: Path) -> None:
+    source, grid, own = tmp_path / "job.json", tmp_path / "grid.toml", tmp_path / "mine.toml"
+    hespas.write(step(SHORT, Layout(tp=4)), source)
+    device = replace(load_device("H100-SXM"), name="mine", aliases=(), fits_of="H100-SXM")
+    own.write_text(device_to_toml(device), encoding="utf-8")
+    grid.write_text('hardware = "./mine.toml"\nlink_bandwidth = [1, 2]\n')
+    done = simulate_grid(grid, source)
+    assert [row.fault for row in done.rows] == ["", ""]
+    measured, scaled = (row.compute_ns for row in done.rows)
+    assert measured == scaled
+
+
+def test_diagnostics_of_rows_are_those_of_the_result(tmp_path: Path) -> None:
+    source, grid, folder = tmp_path / "job.json", tmp_path / "grid.toml", tmp_path / "out"
+    hespas.write(step(SHORT, Layout(tp=4)), source)
+    grid.write_text('hardware = "H100-SXM"\nlink_bandwidth = [1, 2, 4]\n')
+    alone = Diagnostics()
+    hespas.simulate(source, "H100-SXM", diagnostics=alone)
+    first = simulate_grid(grid, source, folder=folder, jobs=2)
+    assert {each.code: each.count for each in first.rows[0].diagnostics} == alone.counts()
+    text = "collective times of rows with another factor than 1 follow from the links, not from measurements"
+    codes = [[each.code for each in row.diagnostics] for row in first.rows]
+    assert ["grid.link-estimates" in row for row in codes] == [False, True, True]
+    assert text in [each.message for each in first.diagnostics]
+    assert first.diagnostics.counts()["grid.link-estimates"] == 2
+    resumed = simulate_grid(grid, source, folder=folder, overwrite=True)
+    assert (resumed.kept, resumed.to_json()) == (3, first.to_json())
+    assert "hespas-grid-" not in first.to_json().decode()
 
 
 def test_a_precision_that_is_no_number_format_is_refused() -> None:

@@ -143,6 +143,13 @@ def test_links_of_a_device_by_the_command(tmp_path: Path) -> None:
     assert fast["comm_ns"] < slow["comm_ns"]
 
 
+def test_the_command_prints_warnings_of_rows(tmp_path: Path) -> None:
+    done = run(RING, "--grid", grid(tmp_path, 'hardware = "H100-SXM"\nlink_bandwidth = [1, 4]\n'))
+    assert "[grid.link-estimates]" in done.stderr
+    done = run(PROGRAM, "--hardware", "A100-SXM-80GB", "--hardware", "H100-SXM")
+    assert "[composite.unseen-device]" in done.stderr
+
+
 def test_files_of_systems_and_devices_are_beside_the_grid(tmp_path: Path) -> None:
     folder = tmp_path / "inside"
     folder.mkdir()

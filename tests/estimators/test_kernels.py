@@ -140,7 +140,8 @@ def test_recordings_of_the_device_itself_come_before_its_table() -> None:
 
 
 def test_fits_that_ship_are_nobodys_own() -> None:
-    assert fits_of_user(replace(H100, own_fits=H100.fits, fits_of="")) == ()
+    for name in (H100.name, "mine"):
+        assert fits_of_user(replace(H100, name=name, own_fits=H100.fits, fits_of="")) == ()
 
 
 def test_a_running_sum_of_a_whole_tensor_is_cut_into_parts() -> None:

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from hespas.estimators import load_estimator
 from hespas.estimators.interface import Estimator
@@ -139,6 +140,22 @@ def test_options_that_cannot_be() -> None:
     ):
         with pytest.raises(UsageError, match="training"):
             load_estimator(spelling)
+
+
+def test_chunked_scans_take_their_traffic_or_their_arithmetic_at_least() -> None:
+    whole = load_model("Mamba2-2.7B")
+    training = Training(seq=4096, global_batch=1)
+    found = stage_passes(replace(whole, layers=whole.layers[:1]), Layout(), training, 0).graph
+    device, scans = load_device("H100-SXM"), found.op_id == found.strings.find("mamba_chunk_scan")
+    assert scans.any()
+    traffic_ns = found.bytes_moved[scans] / (0.2 * device.main_memory.bandwidth_bytes_per_s) * 1e9
+    assert times(TrainingKernels(), found, device)[scans] == pytest.approx(traffic_ns)
+    main = device.main_memory
+    memory = structs.replace(main, bandwidth_bytes_per_s=1e3 * main.bandwidth_bytes_per_s)
+    fast = replace(device, memories=(memory,))
+    arithmetic_ns = times(load_estimator("roofline"), found, fast)[scans]
+    assert (arithmetic_ns > traffic_ns / 1e3).all()
+    assert (times(TrainingKernels(base="roofline"), found, fast)[scans] >= arithmetic_ns).all()
 
 
 def experts(launch: Launch, layout: Layout, *, sorts: bool = False) -> tuple[OpGraph, FloatArray]:

@@ -102,6 +102,15 @@ def test_the_row_that_is_calibrated_on_is_chosen_by_settings_alone() -> None:
     assert len(chosen) == 1
 
 
+def test_a_row_without_variance_is_not_the_central_one() -> None:
+    rows = facts(mixed(9), np.zeros(9))
+    covariance, everyone = rows.covariance(), np.ones(9, np.bool_)
+    covariance[0, :] = covariance[:, 0] = 0.0
+    [chosen] = central_rows(covariance, rows, [everyone])
+    assert chosen != 0
+    assert [chosen] == central_rows(covariance, rows, [np.arange(9) > 0])
+
+
 @pytest.mark.parametrize("count", [3, 4, 8])
 def test_a_step_factor_approaches_the_ratio_of_all_workloads(count: int) -> None:
     names = [f"model {number}" for number in range(count)]

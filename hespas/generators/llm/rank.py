@@ -240,8 +240,8 @@ class ModelRank:
 
     @property
     def _waits_for_tensor(self) -> bool:
-        """True if tensor-parallel collectives of the backward pass overlap no matmul. PyTorch's DTensor waits
-        for each of them, and a layer computes both gradients in one function.
+        """Return True if tensor-parallel collectives of the backward pass overlap no matmul (DTensor waits
+        for each of them).
         """
         return self.training.style == "torchtitan" or not self.training.overlap.tensor_backward
 

@@ -161,14 +161,24 @@ def test_experts_are_one_kernel_in_a_graph_of_the_whole_step() -> None:
     assert kernels(step(MIXTURE, layout, style="torchtitan"), "aten::_grouped_mm")
 
 
-@pytest.mark.parametrize("layout", [Layout(dp=8, ep=8), TWO_LEVELS])
-def test_results_return_after_the_gradients_of_weights(layout: Layout) -> None:
-    graph = step(MIXTURE, layout).classes[0]
+@pytest.mark.parametrize(
+    ("layout", "collective"),
+    [
+        (Layout(dp=8, ep=8), "all_to_all"),
+        (Layout(dp=16, ep=16), "all_to_all"),  # an expert per rank: nothing is sorted
+        (TWO_LEVELS, "inside.all_to_all"),
+    ],
+)
+def test_results_return_after_the_gradients_of_weights(layout: Layout, collective: str) -> None:
+    graph = step(MIXTURE, layout, global_batch=layout.dp).classes[0]
     names = [graph.node_name(node) for node in range(len(graph))]
-    for node, name in enumerate(names):
-        if name.endswith("dispatch.backward.inside.all_to_all"):
-            before = int(graph.control_deps.row(node)[0])
-            assert names[before].endswith("fc1.wgrad")
+    end = f".dispatch.backward.{collective}"
+    found = [(node, name.removesuffix(end)) for node, name in enumerate(names) if name.endswith(end)]
+    assert len(found) == 5
+    for node, mixture in found:
+        # Kernels run in the order of their nodes: the collective waits for that product or a later kernel.
+        before = [*graph.control_deps.row(node).tolist(), *graph.data_deps.row(node).tolist()]
+        assert max(before) >= names.index(f"{mixture}.fc1.wgrad")
 
 
 def test_tensor_parallel_collectives_wait_if_they_do_not_overlap() -> None:
