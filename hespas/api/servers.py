@@ -413,9 +413,9 @@ class Server:
         """Return the times [ns] in which a prefill server sends the KV caches of ``prompts`` tokens to a
         decode server, shape ``(prompts,)``. The rank with the most bytes determines the time.
         """
-        stated = self.kv_transfer_gb_per_s
-        rate = ADAPTER_GB_PER_S if stated is None else stated
-        return cache_transfer_ns((pool.step() for pool in self.pools), prompts, rate)
+        gb_per_s = self.kv_transfer_gb_per_s
+        gb_per_s = ADAPTER_GB_PER_S if gb_per_s is None else gb_per_s
+        return cache_transfer_ns((pool.step() for pool in self.pools), prompts, gb_per_s)
 
     def policy(self) -> Policy:
         """Return the scheduling policy of the server's engine, with the limits that the server sets. Raises
@@ -496,8 +496,8 @@ class Server:
         device = load_device(self.hardware)
         name = device.name
         if is_path(self.hardware):
-            known = canonical_name(name)
-            shipped = named_device(known) if known else None
+            canonical = canonical_name(name)
+            shipped = named_device(canonical) if canonical else None
             rates = device.peaks, device.memories
             if shipped is None or rates != (shipped.peaks, shipped.memories) or fits_of_user(device):
                 name = f"changed {name}"  # factors on kernels hold for the shipped estimates

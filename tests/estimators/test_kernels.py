@@ -177,7 +177,7 @@ def test_kernels_of_an_unrecorded_device_say_so_and_have_a_wider_interval(name: 
     assert told == ([f"based on {words}"] if words else [])
     ours = Calibrated().predict(ops, H100)
     assert said.low_ns[0] < said.duration_ns[0] < said.high_ns[0]
-    assert (said.high_ns[0] / said.low_ns[0] > 1.5 * ours.high_ns[0] / ours.low_ns[0]) == bool(words)
+    assert (said.high_ns[0] / said.low_ns[0] > 1.2 * ours.high_ns[0] / ours.low_ns[0]) == bool(words)
 
 
 def test_elements_read_across_rows_take_a_line_of_the_cache_each() -> None:

@@ -66,13 +66,13 @@ class _DisaggregatedRun:
         """Time at which each prefill server has sent its latest cache."""
         self.coming = self.received = 0
         """The next request to arrive, and the number of caches that have arrived."""
-        known = min(requests.concurrency, count) or min(count, 1)
-        times_ns = [0.0] * known if requests.concurrency else requests.arrival_ns[:known].tolist()
+        num_first = min(requests.concurrency, count) or min(count, 1)
+        times_ns = [0.0] * num_first if requests.concurrency else requests.arrival_ns[:num_first].tolist()
         self.events = [(time_ns, order, _NEW) for order, time_ns in enumerate(times_ns)]
         """Heap of arrivals: the time, a number that orders equal times, and the request whose cache arrives
         at a decode server.
         """
-        self.num_events = known
+        self.num_events = num_first
 
     def run(self, progress: Progress | None = None) -> ServingRun:
         """Simulate all steps of all servers."""
