@@ -89,7 +89,7 @@ def test_regions_have_the_basis_of_their_longest_part() -> None:
 
 
 def test_the_basis_of_a_server_is_the_sum_over_its_steps() -> None:
-    server = Server(model="Qwen3-30B-A3B", hardware="H100-SXM", tp=2, ep=2)
+    server = Server(model="Qwen3-30B-A3B", hardware="H100-SXM", tp=2, ep=2, engine_parameters="none")
     done = hespas.serve(server, "poisson:rate=20,prompt=700,output=40,ratio=0.2,requests=60")
     (run,) = done.runs
     longest = int((run.requests.prompt + run.requests.output).max())
@@ -97,7 +97,7 @@ def test_the_basis_of_a_server_is_the_sum_over_its_steps() -> None:
     expected: dict[str, float] = {}
     for number, basis in enumerate(times.bases):
         tables = dict(zip(_TABLES, (table[number] for table in times.by_basis), strict=True))
-        part = replace(times, **tables)
+        part = replace(times, floors=(), **tables)
         for count, batch, context, prompts, new_tokens, before, sampled in run.steps.sizes().T.tolist():
             time_ns = part.step_ns(
                 batch=int(batch), context=context, prompts=int(prompts), new_tokens=int(new_tokens),
@@ -119,9 +119,10 @@ def test_every_form_of_a_served_result_has_its_basis(tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     line = next(line for line in done.stdout.splitlines() if line.startswith("basis: "))
     assert "reference devices" in line
-    shares = {row["basis"]: row["share"] for row in json.loads(document.read_bytes())["basis"]}
+    content = json.loads(document.read_bytes())
+    shares = {row["basis"]: row["share"] for row in content["basis"]}
     assert sum(shares.values()) == pytest.approx(1.0)
-    text = basis_text(shares)
+    text = f"{basis_text(shares)}; engine: {content['engine_evidence']}"
     assert line == f"basis: {text}"
     assert text in rows.read_text(encoding="utf-8")
     assert all(name in page.read_text(encoding="utf-8") for name in shares)

@@ -337,7 +337,12 @@ class StepTimes:
         for number, basis in enumerate(self.bases):
             of_tokens, of_rows, of_decode, of_prompts = (table[number] for table in self.by_basis)
             part = replace(
-                self, of_tokens=of_tokens, of_rows=of_rows, of_decode=of_decode, of_prompts=of_prompts
+                self,
+                of_tokens=of_tokens,
+                of_rows=of_rows,
+                of_decode=of_decode,
+                of_prompts=of_prompts,
+                floors=(),
             )
             tables = zip(weights, part._tables, strict=True)
             time_ns[basis] = sum(float((weight * table).sum()) for weight, table in tables)

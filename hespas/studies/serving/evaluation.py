@@ -213,7 +213,7 @@ class _Corrections:
         self.points: set[int] = set()
         self._of: dict[str, Correction] = {}
         self._residuals: dict[str, FloatArray] = {}
-        self._shipped = priors if calibrate == "shipped" else {}
+        self._shipped: Mapping[str, EngineParameters] = priors if calibrate == "shipped" else {}
         self._estimator = predictor.estimator
         for key, members in grouped_by(rows, library_of).items() if calibrate.startswith("stack") else ():
             fitted = cached_fits.get(key) or fit_engine(members, predictor)

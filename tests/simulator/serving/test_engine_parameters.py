@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 
-from hespas.simulator.serving import Correction
+from hespas.api import Server
+from hespas.graph import Diagnostics
+from hespas.hardware import load_device, peak_for
+from hespas.simulator.serving import SHARES, Correction
 from hespas.simulator.serving.engine_parameters import (
     EngineParameters,
     Stack,
     engine_parameters,
     parameters_of,
 )
+from tests.simulator.serving.small_servers import even_steps
 
 HOST = {"prompt_ns", "request_ns", "launch_ns"}
 
@@ -85,3 +92,35 @@ def test_shipped_stacks_are_found_by_their_names() -> None:
         assert stack.name == name
         used = parameters_of(stack, "composite")
         assert (used is shipped) == (shipped.rows >= len(shipped.parameters))
+
+
+def test_no_factor_makes_a_share_faster_than_its_roof() -> None:
+    plain = even_steps()
+    tables = (plain.of_tokens, plain.of_rows, plain.of_decode, plain.of_prompts)
+    bounded = replace(plain, floors=tuple(0.5 * table for table in tables))
+    assert bounded.decode_ns(4, np.array([50.0])) == plain.decode_ns(4, np.array([50.0]))
+    fast = Correction(products=0.1, attention=0.1)
+    half = Correction(products=0.5, attention=0.5)
+    found, wanted = (
+        steps.corrected(correction).decode_ns(4, np.array([50.0]))
+        for steps, correction in ((bounded, fast), (plain, half))
+    )
+    assert found == pytest.approx(wanted)
+    assert plain.corrected(fast).decode_ns(4, np.array([50.0])) < found
+
+
+def test_corrected_experts_stay_below_the_peak_of_the_device() -> None:
+    server = Server(
+        model="Qwen3-30B-A3B",
+        hardware="B200-SXM",
+        precision="nvfp4",
+        engine="sglang",
+        engine_parameters="none",
+    )
+    times = server.times(server.step(), 4096, Diagnostics())
+    experts, floor = times.of_tokens[SHARES.index("experts")], times.floors[0][SHARES.index("experts")]
+    assert np.all(floor > 0)
+    assert np.all(floor <= experts)
+    flops = 8 * 3 * 2 * 2048 * 768 * 48 * np.array(times.grids.tokens)
+    peak = peak_for(load_device("B200-SXM"), "matrix", "f4E2M1FN").flops_per_s
+    assert np.all(flops / floor * 1e9 <= peak * (1 + 1e-9))
