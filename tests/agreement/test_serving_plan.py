@@ -30,6 +30,7 @@ _SPACES: dict[str, dict[str, Any]] = {
         "model": "Qwen3-30B-A3B", "requests": "bursts:prompt=256,output=40,requests=600,burst=4",
         "hardware": "B200-SXM", "devices": 2, "sla": "latency=300ms", "engine": "trtllm", "precision": "fp8",
         "max_batched_tokens": 2048, "max_num_seqs": [16, 0], "percentile": "p99", "chunked": True,
+        "engine_parameters": "none",
     },
 }  # fmt: skip
 _LIMITED = ("ttft_ms", "tpot_ms", "latency_ms")
@@ -43,7 +44,7 @@ def plan(request: pytest.FixtureRequest) -> tuple[dict[str, Any], ServingPlanRes
 
 def _served(space: dict[str, Any], row: Any, requests: str = "") -> dict[str, Any]:
     """Return the figures of a single run with the settings of a row."""
-    shared = ("model", "engine", "precision", "kv_cache_tokens")
+    shared = ("model", "engine", "precision", "kv_cache_tokens", "engine_parameters")
     names = ("hardware", "dp", "tp", "ep", "max_batched_tokens", "max_num_seqs", "chunked")
     settings = {name: space[name] for name in shared if name in space}
     server = Server(**settings, **{name: getattr(row, name) for name in names})

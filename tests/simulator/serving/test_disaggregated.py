@@ -82,7 +82,7 @@ def test_a_transfer_delays_the_first_token() -> None:
     assert _disaggregated(requests_of((0.0, 40, 1)), send_ns=25.0).latency_ns.tolist() == [140.0]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     seed=st.integers(0, 99),
     servers=st.tuples(st.integers(1, 3), st.integers(1, 3)),
