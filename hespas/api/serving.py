@@ -95,6 +95,14 @@ class PoolRow(msgspec.Struct, frozen=True, kw_only=True):
     cache_tokens: Figure
 
 
+_POOL_COLUMNS = (
+    Column("pool"),
+    *(Column(name, kind="count") for name in ("servers", "replicas", "ranks", "steps")),
+    Column("busy_share", kind="share"),
+    Column("cache_tokens", kind="count"),
+)
+
+
 class ServingDocument(Document, frozen=True, kw_only=True):
     """Document of ``hespas serve --json``. Rates are over the whole run, from the first arrival to the last
     token. cache_tokens is the size of the KV cache of a replica. put_back is the number of preemptions. basis
@@ -232,32 +240,45 @@ class ServingResult(Result):
         )
         return [*rows, between]
 
-    def document(self) -> ServingDocument:
-        """Return the content of the command's ``--json`` as a typed value."""
+    def _logs(self) -> list[StepLog]:
+        """Return the log of separate prefill servers, if there are any, and the log of decode servers."""
         logs = [StepLog.joined(run.steps for run in self.runs)]
-        ready = [(self.server.pools[-1], self.kv_cache_tokens)]
         if self.prefill is not None:
             logs.insert(0, StepLog.joined(run.prefill_steps for run in self.runs))
-            ready.insert(0, (self.prefill.server, self.prefill.kv_cache_tokens))
-        steps, replicas = [log.columns() for log in logs], self.server.num_replicas
+        return logs
+
+    def pools(self) -> list[PoolRow]:
+        """Return a row for the separate prefill servers and one for the decode servers; empty without."""
+        if self.prefill is None:
+            return []
+        cache_tokens, span = (self.prefill.kv_cache_tokens, self.kv_cache_tokens), self.makespan_ns
+        rows: list[PoolRow] = []
+        for index, (name, log) in enumerate(zip(("prefill", "decode"), self._logs(), strict=True)):
+            pool, replicas, (times, *_) = (
+                self.server.pools[index],
+                self.server.num_replicas[index],
+                log.columns(),
+            )
+            rows.append(
+                PoolRow(
+                    pool=name,
+                    servers=replicas // pool.dp,
+                    replicas=replicas,
+                    ranks=replicas * pool.tp,
+                    steps=len(times),
+                    busy_share=float(times.sum() / span / replicas) if span > 0 else nan,
+                    cache_tokens=cache_tokens[index],
+                )
+            )
+        return rows
+
+    def document(self) -> ServingDocument:
+        """Return the content of the command's ``--json`` as a typed value."""
+        steps, replicas = [log.columns() for log in self._logs()], self.server.num_replicas
         time, batch, prompts = (np.concatenate([columns[index] for columns in steps]) for index in range(3))
         requests = [run.requests for run in self.runs]
         count, span = sum(map(len, requests)), self.makespan_ns
         ranks = self.server.num_devices
-        pools = [
-            PoolRow(
-                pool=name,
-                servers=count_of // pool.dp,
-                replicas=count_of,
-                ranks=count_of * pool.tp,
-                steps=len(columns[0]),
-                busy_share=float(columns[0].sum() / span / count_of) if span > 0 else nan,
-                cache_tokens=cache_tokens,
-            )
-            for name, count_of, (pool, cache_tokens), columns in zip(
-                ("prefill", "decode")[-len(logs) :], replicas, ready, steps, strict=True
-            )
-        ]
         decodes = batch > 0
         rows: list[RequestRow] | msgspec.UnsetType = msgspec.UNSET
         if self.per_request:
@@ -288,7 +309,7 @@ class ServingResult(Result):
             engine_evidence="" if self.parameters is None else self.parameters.evidence,
             correction=asdict(self.step_times.correction),
             times=self.times(),
-            pools=msgspec.UNSET if self.prefill is None else pools,
+            pools=self.pools() or msgspec.UNSET,
             rows=rows,
         )
 
@@ -318,7 +339,9 @@ class ServingResult(Result):
         return Table(header, {name: column[order] for name, column in columns.items()})
 
     def tables_by_name(self) -> Mapping[str, Table]:
-        """Return the distributions of times, the bases of estimates, and the requests."""
+        """Return the distributions of times, the bases of estimates, separate prefill and decode servers, and
+        the requests.
+        """
         header = (
             Column("what"),
             *(Column(f"{name}_ms", kind="number") for name in ("mean", "p50", "p90", "p99", "max")),
@@ -327,9 +350,11 @@ class ServingResult(Result):
             (row.what, row.mean_ms, row.p50_ms, row.p90_ms, row.p99_ms, row.max_ms) for row in self.times()
         ]
         shares = (Column("basis"), Column("share", kind="share"))
+        pools = [tuple(getattr(pool, column.name) for column in _POOL_COLUMNS) for pool in self.pools()]
         return {
             "times": table_from_rows(header, rows),
             "basis": table_from_rows(shares, list(self.basis.items())),
+            **({"pools": table_from_rows(_POOL_COLUMNS, pools)} if pools else {}),
             "requests": self.table(),
         }
 

@@ -162,8 +162,8 @@ class MachineRates:
     systolic arrays. ``tiles`` is True if the device stores tensors in whole tiles
     (:mod:`hespas.operations.tiles`). ``clock_hz`` is the highest clock of the compute units. ``line_bytes``
     is what a unit fetches to read one element. ``powered_share`` is the share of the peak FLOP/s for which
-    the power limit suffices, at most 1. ``cache_copies`` is the number of copies of shared data in the cache.
-    ``arch`` is the name of the architecture, ``instructions`` of its matrix instructions (else the
+    the power limit suffices; it may be above 1. ``cache_copies`` is the number of copies of shared data in
+    the cache. ``arch`` is the name of the architecture, ``instructions`` of its matrix instructions (else the
     architecture).
     """
 
@@ -240,7 +240,7 @@ def machine_of(device: Device, kind: str, scheme: str) -> MachineRates:
         tiles=device.kind == "tpu",
         clock_hz=device.boost_clock_hz,
         line_bytes=_LINE_BYTES.get(device.vendor, _LINE_BYTES[""]),
-        powered_share=min(device.tdp_w / (rate * flop_pj * 1e-12), 1.0),
+        powered_share=device.tdp_w / (rate * flop_pj * 1e-12),
         cache_copies=_CACHE_COPIES.get(device.arch, 1.0),
         arch=device.architecture,
         instructions=_INSTRUCTIONS.get(device.arch, device.architecture),
@@ -259,7 +259,7 @@ def carried_values(form: Form, values: Values, fitted: MachineRates, machine: Ma
     :data:`_SCORE_POWER` of the same ratio.
 
     Shares of the peak scale with the shares for which the power limits suffice (``powered_share``), up to the
-    bound of the parameter. In one architecture, where the watts of a unit rise with the third power of its
+    bounds of the parameter. In one architecture, where the watts of a unit rise with the third power of its
     clock (:data:`_VOLTAGE_POWER`), they scale with the clocks for which the limits suffice, over the highest
     clocks.
 
@@ -272,10 +272,10 @@ def carried_values(form: Form, values: Values, fitted: MachineRates, machine: Ma
     is_sibling = fitted.arch == machine.arch
     slower = fitted.clock_hz / machine.clock_hz
     faster = machine.cache_rate / fitted.cache_rate
-    powered = machine.powered_share / fitted.powered_share
-    if is_sibling and powered != 1:
-        sustained = machine.powered_share * slower ** (_VOLTAGE_POWER - 1)
-        powered = (min(sustained, 1.0) / fitted.powered_share) ** (1 / _VOLTAGE_POWER)
+    # At equal watts, the higher clock of a sibling needs a higher voltage.
+    power, root = (_VOLTAGE_POWER - 1, 1 / _VOLTAGE_POWER) if is_sibling else (0.0, 1.0)
+    suffices = np.minimum([machine.powered_share * slower**power, fitted.powered_share], 1.0)
+    powered = float(suffices[0] / suffices[1]) ** root
     flops = slower * (machine.flops_per_ns / machine.units) / (fitted.flops_per_ns / fitted.units)
     at_once = [_BLOCKS_AT_ONCE.get(rates.instructions, np.nan) for rates in (fitted, machine)]
     stores = {rates.instructions in _OWN_ACCUMULATORS for rates in (fitted, machine)}
@@ -295,7 +295,7 @@ def carried_values(form: Form, values: Values, fitted: MachineRates, machine: Ma
         if parameter.carries == "hits":
             carried[parameter.name] = max((1 + value) * faster - 1, 0.0)
         elif not isnan(factor) and factor != 1:
-            carried[parameter.name] = min(value * factor, parameter.high)
+            carried[parameter.name] = min(max(value * factor, parameter.low), parameter.high)
     return carried
 
 

@@ -63,11 +63,15 @@ BOUNDS: tuple[str, ...] = ("free", "compute", "memory", "overhead", "network")
 """Limits of a node's time; the ``bound`` column of the estimate is an index into this."""
 _FREE, _COMPUTE, _MEMORY, _OVERHEAD, _NETWORK = range(5)
 
-_PAGEABLE: Mapping[str, tuple[str, float]] = {"AMD": (r"pageable|\bhost\b", 35e9), "": ("pageable", 11e9)}
-"""Words for pageable host memory in the names of copies, and the limit of such copies [bytes/s], by vendor
-(empty: others). CUDA copies such memory to or from a pinned buffer in a host thread: 38.5 MB took 3.46 ms in
-a recording of an H100. HIP pins the pages during the copy; the same 38.5 MB took 1.09 ms in a recording of
-an MI300X. Its profiler does not distinguish pinned memory, which programs have to request.
+_PAGEABLE_NAMES = re.compile(r"pageable|\(host ->|-> host\)", re.IGNORECASE)
+"""Names of copies from and to pageable host memory in recordings: ``Memcpy HtoD (Pageable -> Device)`` of
+CUDA, ``(Host -> Device)`` of HIP, whose profiler does not distinguish pinned memory. Programs have to request
+that.
+"""
+_PAGEABLE_BYTES_PER_S: Mapping[str, float] = {"AMD": 35e9, "": 11e9}
+"""Limit of copies from and to pageable host memory by vendor of the device (empty: others). CUDA copies such
+memory to or from a pinned buffer in a host thread: 38.5 MB took 3.46 ms in a recording of an H100. HIP pins
+the pages during the copy; the same 38.5 MB took 1.09 ms in a recording of an MI300X.
 """
 _ROUNDING = 1e-12
 """Share of a node's FLOPs below which the rest after its contractions is a rounding error."""
@@ -267,10 +271,10 @@ class Roofline:
             latency_ns = 0.0 if isnan(link.latency_ns) else link.latency_ns
             host_ns = latency_ns + graph.bytes_moved / (host_payload(link) * link.bandwidth_bytes_per_s) * 1e9
             strings, copies = graph.strings, np.flatnonzero(over_host)
-            words, limit_bytes_per_s = _PAGEABLE.get(device.vendor, _PAGEABLE[""])
+            limit_bytes_per_s = _PAGEABLE_BYTES_PER_S.get(device.vendor, _PAGEABLE_BYTES_PER_S[""])
             pageable = mapped(
                 graph.name_id[copies],
-                lambda row: re.search(words, strings[row].casefold()) is not None,
+                lambda row: _PAGEABLE_NAMES.search(strings[row]) is not None,
                 np.bool_,
             )
             staged_ns = graph.bytes_moved[copies] / limit_bytes_per_s * 1e9

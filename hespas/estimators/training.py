@@ -194,8 +194,10 @@ def _set_products(graph: OpGraph, device: Device, shares: TrainingShares, times:
                 times[nodes] /= share.of_blocks
 
 
-_GROUPED = "aten::bmm"
-"""Operation of the matmuls of a group of experts."""
+_EXPERT_MATMULS = "aten::bmm"
+"""Operation of matmuls of experts that are launched one by one. One kernel for all experts
+(``aten::_grouped_mm``) starts tiles of the next expert while tiles of the last one end.
+"""
 _SCAN = "mamba_chunk_scan"
 """Operation of the matmuls of a chunked scan."""
 _SORTING = ("moe_permute", "moe_sort_chunks", "moe_unpermute", "moe_unpermute_backward")
@@ -203,15 +205,16 @@ _SORTING = ("moe_permute", "moe_sort_chunks", "moe_unpermute", "moe_unpermute_ba
 
 
 def _set_experts(graph: OpGraph, device: Device, shares: TrainingShares, times: FloatArray) -> IntArray:
-    """Set the times of kernels of experts in ``times``: of matmuls, which are smaller than matmuls of a whole
-    layer, of kernels that sort tokens, and of chunked scans. Return the nodes that sort tokens by expert.
+    """Set the times of kernels of experts in ``times``: of single matmuls, which are smaller than matmuls of
+    a whole layer, of kernels that sort tokens, and of chunked scans. Return the nodes that sort tokens by
+    expert.
     """
     figures, table = common_shares().experts, graph.contractions
     if device.kind != "gpu":
         return np.empty(0, np.int64)
     least = np.minimum(np.minimum(table.m, table.n), table.k).astype(np.float64)
     is_expert = (table.batch > 1) & (least >= figures.least_size)
-    is_expert &= graph.op_id[table.node] == graph.strings.find(_GROUPED)
+    is_expert &= graph.op_id[table.node] == graph.strings.find(_EXPERT_MATMULS)
     # Each matmul takes the time of ``half_size`` more rows than it has. Traffic is not affected.
     rate = np.ones(len(table))
     codes: list[int] = np.unique(table.lhs[is_expert]).tolist()

@@ -161,12 +161,12 @@ def _channels(graph: OpGraph) -> FloatArray:
 
 
 def _reordered_bytes(graph: OpGraph) -> FloatArray:
-    """Return the bytes of the images of 2-D convolutions without groups whose channels are not next to each
-    other, shape ``(nodes,)``: of operands and the first result. NaN for other nodes, and 0 if channels are
-    contiguous.
+    """Return the bytes of the operands and the first result of 2-D convolutions without groups whose channels
+    are not next to each other, shape ``(nodes,)``. NaN for other nodes, and 0 if channels are contiguous.
 
-    The channels of PyTorch are the second dimension. Library calls of XLA do not state their channels here:
-    the fastest extent of their first operand is compared with the numbers of channels.
+    The channels of PyTorch are the second dimension; one channel is contiguous in any order. Operands without
+    recorded strides have PyTorch's default order (NCHW). Library calls of XLA do not state their channels
+    here: the fastest extent of their first operand is compared with the numbers of channels.
     """
     moved, table = np.full(len(graph), np.nan), graph.contractions
     names = [row for row in np.unique(graph.op_id).tolist() if "::" in graph.strings[row]]
@@ -186,7 +186,10 @@ def _reordered_bytes(graph: OpGraph) -> FloatArray:
         fastest = next((dim for dim in order if shape[dim] != 1), 1)
         if layout.startswith("strides "):
             fastest = 1 if layout.removeprefix("strides ").split(",")[1] == "1" else _IMAGE_RANK - 1
-        contiguous = fastest == 1 if of_torch[node] else not shape or shape[fastest] in channels[row].tolist()
+        if of_torch[node]:
+            contiguous = fastest == 1 or shape[1:2] == (1,)
+        else:
+            contiguous = not shape or shape[fastest] in channels[row].tolist()
         moved[node] = 0.0 if contiguous else float(graph.types.bytes[images].sum())
     return moved
 

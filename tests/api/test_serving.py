@@ -119,6 +119,10 @@ def test_separate_servers_have_parameters_of_separate_servers() -> None:
     assert "trtllm disaggregated" in done.parameters.name
     assert done.prefill is not None
     assert done.prefill.parameters == done.parameters
+    pools = done.tables_by_name()["pools"]
+    assert list(pools.columns["pool"]) == ["prefill", "decode"]
+    assert [row.busy_share for row in done.pools()] == list(pools.columns["busy_share"])
+    assert "pools" not in hespas.serve(_LLAMA, _FEW).tables_by_name()
 
 
 def test_a_prompt_is_no_time_between_tokens() -> None:

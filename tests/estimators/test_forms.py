@@ -353,8 +353,25 @@ def test_shares_of_the_peak_carry_over_by_the_power_limit(
         assert carried_values(form, values, one, other)["compute"] == pytest.approx(values["compute"] * ratio)
 
 
+def test_the_share_of_a_sibling_has_no_jump_where_the_limit_just_suffices() -> None:
+    values = {parameter.name: parameter.start for parameter in FORMS["tiles"].parameters}
+    fitted = replace(machine_of(named_device("H100-SXM"), "matmul", "bf16"), powered_share=1.0)
+    found = [
+        carried_values(
+            FORMS["tiles"],
+            values,
+            fitted,
+            replace(fitted, clock_hz=1.2 * fitted.clock_hz, powered_share=share),
+        )["compute"]
+        for share in (0.999, 1.0, 1.001)
+    ]
+    assert found[0] == pytest.approx(found[1], rel=1e-3)
+    assert found[1] == pytest.approx(found[2], rel=1e-3)
+    assert found[1] == pytest.approx(values["compute"] * 1.2 ** (-2 / 3))  # a higher clock at equal watts
+
+
 def test_no_share_of_the_peak_is_carried_above_one() -> None:
     values = {parameter.name: parameter.high for parameter in FORMS["tiles"].parameters}
     one, other = (machine_of(named_device(name), "matmul", "bf16") for name in ("MI300X", "MI325X"))
-    assert one.powered_share < other.powered_share == 1
+    assert one.powered_share < 1 < other.powered_share
     assert carried_values(FORMS["tiles"], values, one, other)["compute"] == 1

@@ -256,7 +256,14 @@ def test_host_transfer_over_nvlink_has_no_packets_of_pcie() -> None:
     assert times[1] - times[0] == pytest.approx(1e9 / link.bandwidth_bytes_per_s * 1e9, rel=1e-6)
 
 
-@pytest.mark.parametrize("name", ["Memcpy HtoD (Pageable -> Device)", "Memcpy DtoH (Device -> Pageable)"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "Memcpy HtoD (Pageable -> Device)",
+        "Memcpy DtoH (Device -> Pageable)",
+        "CopyDeviceToHost (Device -> Host)",  # recorded with HIP
+    ],
+)
 def test_a_copy_of_pageable_memory_is_limited_by_the_host(name: str) -> None:
     graph, pageable = single(OpClass.HOST, read=1e9), single(OpClass.HOST, read=1e9, name=name)
     assert time_of(pageable) == pytest.approx(LAUNCH + 1e9 / 11e9 * 1e9)
@@ -266,7 +273,12 @@ def test_a_copy_of_pageable_memory_is_limited_by_the_host(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "limit"),
-    [("Memcpy HtoD (Host -> Device)", 35e9), ("copy", 0.86 * 64e9), ("Pinned", 0.86 * 64e9)],
+    [
+        ("Memcpy HtoD (Host -> Device)", 35e9),
+        ("Memcpy DtoH (Device -> Pageable)", 35e9),  # recorded with CUDA
+        ("copy to host", 0.86 * 64e9),
+        ("Pinned", 0.86 * 64e9),
+    ],
 )
 def test_hip_copies_host_memory_that_it_pins(name: str, limit: float) -> None:
     mi300x = load_device("MI300X")

@@ -240,14 +240,19 @@ class _CostedGraphBuilder:
             rows = np.flatnonzero(~backward & (host.shapes_id != 0))
             rows = rows[np.argsort(host.start_ns[rows], kind="stable")]
             around = nearest(backward, parents, parents[rows])
+            inside = around >= 0
+            outer, places = np.unique(around[inside], return_index=True)
+            first_inside = dict(zip(outer.tolist(), rows[inside][places].tolist(), strict=True))
+            forward = {
+                name: rows[host.name_id[rows] == strings.find(FORWARD[strings[name]])]
+                for name in np.unique(host.name_id[backward]).tolist()
+            }
             for row in np.flatnonzero(backward).tolist():
-                name = FORWARD[strings[int(host.name_id[row])]]
-                calls = rows[host.name_id[rows] == strings.find(name)]
-                calls = calls[host.start_ns[calls] < host.start_ns[row]]
+                calls = forward[int(host.name_id[row])]
+                calls = calls[: np.searchsorted(host.start_ns[calls], host.start_ns[row])]
                 same = calls[(host.sequence[calls] == host.sequence[row]) & (host.sequence[calls] >= 0)]
-                inside = rows[around == row]
-                if not len(same) and len(inside):
-                    shape = self.text(int(host.shapes_id[inside[0]])).partition("]")[0].lstrip("[")
+                if not len(same) and row in first_inside:
+                    shape = self.text(int(host.shapes_id[first_inside[row]])).partition("]")[0].lstrip("[")
                     inputs = [self.text(at) for at in host.shapes_id[calls].tolist()]
                     agrees = np.array([bool(shape) and f"[{shape}]" in text for text in inputs], np.bool_)
                     same = calls[agrees]

@@ -74,13 +74,13 @@ def test_a_program_states_the_channels_of_its_convolutions() -> None:
 CONTIGUOUS, CHANNELS_LAST = [12544, 196, 14, 1], [12544, 1, 896, 64]
 
 
-def layer(strides: list[int], kind: str = "c10::BFloat16", groups: int = 1) -> OpGraph:
-    """Return a recorded convolution of 256 images of 64 channels by 64 x 3 x 3."""
+def layer(strides: list[int], kind: str = "c10::BFloat16", groups: int = 1, channels: int = 64) -> OpGraph:
+    """Return a recorded convolution of 256 images of 64 channels (or another number) by 64 x 3 x 3."""
     found = aten_cost(
         "aten::cudnn_convolution",
-        json.dumps([[256, 64, 14, 14], [64, 64 // groups, 3, 3], *[[]] * 7]),
+        json.dumps([[256, channels, 14, 14], [64, channels // groups, 3, 3], *[[]] * 7]),
         json.dumps([kind, kind, *["ScalarList"] * 3, *["Scalar"] * 4]),
-        strides=json.dumps([strides, [576 // groups, 9, 3, 1], *[[]] * 7]),
+        strides=json.dumps([strides, [9 * channels // groups, 9, 3, 1], *[[]] * 7]),
         values=json.dumps(["", "", "[1, 1]", "[1, 1]", "[1, 1]", str(groups), "False", "False", "True"]),
     )
     made = GraphBuilder("one")
@@ -98,6 +98,11 @@ def test_images_without_contiguous_channels_are_copied_there_and_back(device: st
     times = [float(Learned().predict(ops, target).duration_ns[0]) for ops in (first, last)]
     bytes_per_ns = target.main_memory.bandwidth_bytes_per_s / 1e9
     assert times[0] - times[1] == pytest.approx(2 * moved / (0.5 * bytes_per_ns))
+
+
+def test_images_of_one_channel_are_contiguous_in_any_order() -> None:
+    assert operations_of(layer([196, 196, 14, 1], channels=1)).dim("reordered").tolist() == [0.0]
+    assert operations_of(layer([588, 196, 14, 1], channels=3)).dim("reordered").tolist() != [0.0]
 
 
 def test_single_precision_and_groups_are_not_copied() -> None:
