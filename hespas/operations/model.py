@@ -61,7 +61,9 @@ as often as a tile of 128 rows loads them. NaN (not in tables) counts as 0.
 """
 
 OF_LIBRARY = "of_library"
-"""Dimension of attention: 1 for kernels of a serving library, 0 for kernels of a framework. NaN if unknown."""
+"""Dimension of attention: 1 for kernels of a serving library, 0 for kernels of a framework. NaN if
+unknown.
+"""
 
 REORDERED = "reordered"
 """Dimension of convolutions: bytes of the images whose channels are not next to each other in memory, so that
