@@ -352,15 +352,20 @@ class ServerRun:
         self.now = max(self.now, self.clock)
         if not self.due or not len(self.decoding):  # the scheduler receives requests in this step
             self.due = self.policy.recv_interval
-            seen = self.scheduled_at if self.policy.async_scheduling and len(self.decoding) else self.now
-            while self.upcoming and self.arrival[self.upcoming[0]] + self.overhead_ns <= seen:
-                self.waiting.append(self.upcoming.popleft())
+            self._receive(
+                self.scheduled_at if self.policy.async_scheduling and len(self.decoding) else self.now
+            )
         if (self.waiting or self.prompting) and not self._holds():
             chunk = self._prompts()
             if chunk.prompts:
                 self._step(chunk)
                 return
         self._decode(horizon_ns)
+
+    def _receive(self, seen_ns: float) -> None:
+        """Move the requests that arrived up to ``seen_ns`` to the waiting requests."""
+        while self.upcoming and self.arrival[self.upcoming[0]] + self.overhead_ns <= seen_ns:
+            self.waiting.append(self.upcoming.popleft())
 
     def _holds(self) -> bool:
         """Return True if the scheduler delays waiting requests, so that more of them start in one step
@@ -564,6 +569,13 @@ class ServerRun:
         if self.waiting and self.held_back < self.policy.batch_wait_iters:
             count = min(count, self.policy.batch_wait_iters - self.held_back)
             self.held_back += count
+        # In a full batch nothing starts, but the scheduler receives requests every few steps.
+        ahead = 1 if self.policy.async_scheduling else 0
+        for step in range(self.due, count, self.policy.recv_interval) if arrives <= ends[count - 1] else ():
+            was_waiting = bool(self.waiting)
+            self._receive(float(ends[step - ahead - 1]) if step > ahead else self.now)
+            if self.waiting and not was_waiting and self.held_back < self.policy.batch_wait_iters:
+                self.held_back = min(self.held_back + count - step, self.policy.batch_wait_iters)
         self.due = (self.due - count) % self.policy.recv_interval
         self.log.add_decoding(times[:count], batch, context + gain * (count - 1) / 2)
         self.scheduled_at = float(ends[count - 1] - times[count - 1])

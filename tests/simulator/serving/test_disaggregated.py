@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from hespas.graph.errors import UnsupportedError
 from hespas.simulator.serving import (
     Correction,
+    Order,
     Policy,
     Requests,
     ServerPool,
@@ -89,12 +90,22 @@ def test_a_transfer_delays_the_first_token() -> None:
     concurrency=st.sampled_from((0, 1, 5, 9)),
     send_ns=st.sampled_from((0.0, 40.0, 900.0)),
     has_small_cache=st.booleans(),
+    recv_interval=st.sampled_from((1, 4)),
+    is_async=st.booleans(),
 )
 def test_steps_computed_at_once_change_nothing(
-    *, seed: int, servers: tuple[int, int], concurrency: int, send_ns: float, has_small_cache: bool
+    *,
+    seed: int,
+    servers: tuple[int, int],
+    concurrency: int,
+    send_ns: float,
+    has_small_cache: bool,
+    recv_interval: int,
+    is_async: bool,
 ) -> None:
     requests, cache_tokens = _drawn(24, seed, concurrency=concurrency), 160.0 if has_small_cache else np.inf
-    policy = replace(SMALL, order="prefill-first") if seed % 2 else SMALL
+    order: Order = "prefill-first" if seed % 2 else "mixed"
+    policy = replace(SMALL, order=order, recv_interval=recv_interval, async_scheduling=is_async)
 
     def run() -> ServingRun:
         return _disaggregated(

@@ -120,6 +120,10 @@ _POLICIES = st.builds(
     order=st.sampled_from(("mixed", "prefill-first")),
     reserves=st.booleans(),
     prefix_caching=st.booleans(),
+    recv_interval=st.sampled_from((1, 1, 3, 7)),
+    async_scheduling=st.booleans(),
+    batch_wait_iters=st.sampled_from((0, 0, 5)),
+    batch_wait_tokens=st.sampled_from((6, 64)),
 )
 
 
