@@ -1,15 +1,44 @@
-"""LLM servers: engine, layout, number formats and limits of the scheduler, with the options that set them."""
+"""LLM servers: engine, layout, number formats and limits of the scheduler."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Literal
 
-from hespas.api.arguments import ChosenEstimator, hardware_option
+from hespas.api.arguments import ChosenEstimator
 from hespas.api.lowering import DEFAULT_ESTIMATOR
-from hespas.api.serving_plan_result import LatencyFigure, ServingObjective
+from hespas.api.server_options import (
+    Acceptance,
+    ChunkedPrompts,
+    DataParallel,
+    DecodeServers,
+    DraftSource,
+    ExpertDtype,
+    ExpertParallel,
+    GpuMemoryUtilization,
+    KvCacheDtype,
+    KvCacheTokens,
+    KvTransferRate,
+    MaxBatchedTokens,
+    MaxNumSeqs,
+    PrefillDp,
+    PrefillEp,
+    PrefillServers,
+    PrefillTp,
+    PromptOverhead,
+    RequestOverhead,
+    SequenceOverhead,
+    ServedHardware,
+    ServedModel,
+    ServingEngine,
+    ServingPrecision,
+    SpeculativeTokens,
+    StepOverhead,
+    TensorParallel,
+    UsedParameters,
+)
 from hespas.generators.llm import Model, ServingStep, load_model, precision_of, serving_layout
 from hespas.generators.llm.serving_lattice import (
     ADAPTER_GB_PER_S,
@@ -17,49 +46,27 @@ from hespas.generators.llm.serving_lattice import (
     cache_transfer_ns,
     cached_tokens,
     lattice_kernels,
+    with_draft_layer,
 )
 from hespas.graph import Diagnostics, find_dtype
 from hespas.graph.columns import FloatArray, IntArray
 from hespas.graph.deprecation import renamed_fields
 from hespas.graph.errors import UnsupportedError, UsageError, clipped
-from hespas.graph.hints import AtLeast, AtMost, NonNegativeInt, Option, PositiveInt, check_fields
+from hespas.graph.hints import check_fields
 from hespas.hardware import canonical_name, is_path, load_device, named_device
 from hespas.hardware.library import fits_of_user
-from hespas.simulator.serving import Correction, Policy, StepTimes, models_of, policy_of, step_times
+from hespas.simulator.serving import (
+    Correction,
+    Drafts,
+    Policy,
+    StepTimes,
+    models_of,
+    policy_of,
+    step_times,
+)
 from hespas.simulator.serving.engine_parameters import EngineParameters, Stack, parameters_of
 
-__all__ = [
-    "LAYOUT",
-    "MOST_SEARCHED",
-    "SCHEDULER",
-    "ChunkedPrompts",
-    "ExpertDtype",
-    "GpuMemoryUtilization",
-    "KvCacheDtype",
-    "KvCacheTokens",
-    "LatencyLimits",
-    "LimitedFigure",
-    "PromptOverhead",
-    "RequestOverhead",
-    "SearchObjective",
-    "SearchPrices",
-    "SearchTop",
-    "SearchedDevices",
-    "SearchedDp",
-    "SearchedEp",
-    "SearchedHardware",
-    "SearchedRequests",
-    "SearchedSequences",
-    "SearchedTokens",
-    "SearchedTp",
-    "SequenceOverhead",
-    "ServedModel",
-    "Server",
-    "ServingEngine",
-    "ServingPrecision",
-    "StepOverhead",
-    "UsedParameters",
-]
+__all__ = ["Server"]
 
 _MAX_OVERHEAD = 1e9
 """Limit of overheads: a quarter of an hour per step [us], and more than a week per request [ms]."""
@@ -70,225 +77,8 @@ _UNSEEN: Mapping[str, str] = {
     "composite.unseen-device": _MOST_OF_A_STEP,
 }
 """Notes on the diagnostics about matmuls and attention that were not measured on the device."""
-
-
-LAYOUT, SCHEDULER, _HOST = "Layout and number formats", "Scheduler and cache", "Host"
-_POOLS = "Separate prefill and decode servers"
-"""Headings of ``--help``."""
-_NonNegative = Annotated[float, AtLeast(0)]
-
-
-def _number(help_text: str, panel: str, metavar: str = "N") -> Option:
-    return Option(help_text, panel=panel, metavar=metavar)
-
-
-ServedModel = Annotated[
-    str | Path | Model,
-    Option(
-        "Built-in model or model file.",
-        metavar="MODEL|FILE.toml",
-        completes="models",
-        is_argument=True,
-        is_text=True,
-    ),
-]
-_Hardware = Annotated[str, hardware_option("Estimate durations on this device (see 'hespas hardware list').")]
-ServingEngine = Annotated[
-    Literal["vllm", "sglang", "trtllm"],
-    Option("Model the scheduler and all-reduce of this serving engine.", panel=SCHEDULER),
-]
-_Dp = Annotated[PositiveInt, _number("Set data-parallel attention replicas (round-robin).", LAYOUT)]
-_Tp = Annotated[PositiveInt, _number("Set tensor-parallel ranks.", LAYOUT)]
-_Ep = Annotated[PositiveInt, _number("Set expert-parallel ranks.", LAYOUT)]
-ServingPrecision = Annotated[
-    str,
-    Option("Set the precision: bf16, fp16, fp8, mxfp8, nvfp4, int8.", metavar="NAME", panel=LAYOUT),
-]
-ExpertDtype = Annotated[
-    str,
-    Option("Set the element type of experts (default: from `precision`).", metavar="TYPE", panel=LAYOUT),
-]
-KvCacheDtype = Annotated[str, Option("Set the element type of the KV cache.", metavar="TYPE", panel=LAYOUT)]
-_Tokens = Annotated[
-    NonNegativeInt,
-    _number("Limit tokens per step (vLLM: max-num-batched-tokens; 0: the engine's default).", SCHEDULER),
-]
-_Sequences = Annotated[
-    NonNegativeInt,
-    _number("Limit concurrent sequences (vLLM: max-num-seqs; 0: the engine's default).", SCHEDULER),
-]
-ChunkedPrompts = Annotated[
-    bool | None,
-    Option(
-        "Split a prompt that exceeds a step, or schedule it whole (default: the engine's).",
-        flag="chunked/whole-prompts",
-        panel=SCHEDULER,
-    ),
-]
-GpuMemoryUtilization = Annotated[
-    float,
-    AtLeast(0.01),
-    AtMost(1),
-    _number("Set the fraction of device memory to use.", SCHEDULER, "X"),
-]
-KvCacheTokens = Annotated[
-    NonNegativeInt,
-    _number("Set the KV-cache size per replica in tokens (0: all free memory).", SCHEDULER),
-]
-UsedParameters = Annotated[
-    Literal["shipped", "none"],
-    Option(
-        "Correct kernels and host times with the parameters of the engine that ship with Hespas, fitted to "
-        "measured servers, or simulate kernels alone.",
-        panel=_HOST,
-    ),
-]
-StepOverhead = Annotated[
-    _NonNegative | None,
-    _number("Set the CPU overhead per step in microseconds (default: the engine's).", _HOST, "US"),
-]
-SequenceOverhead = Annotated[
-    _NonNegative | None,
-    _number(
-        "Set the CPU overhead per sequence of a step in microseconds (default: the engine's).", _HOST, "US"
-    ),
-]
-PromptOverhead = Annotated[
-    _NonNegative | None,
-    _number(
-        "Set the CPU overhead per prompt of a step in microseconds (default: the engine's).", _HOST, "US"
-    ),
-]
-RequestOverhead = Annotated[
-    _NonNegative | None,
-    _number(
-        "Set the fixed latency per request before queueing in milliseconds (default: the engine's).",
-        _HOST,
-        "MS",
-    ),
-]
-_PrefillServers = Annotated[
-    NonNegativeInt,
-    _number("Process prompts on N separate servers (0: none; requires decode servers).", _POOLS),
-]
-_DecodeServers = Annotated[
-    NonNegativeInt, _number("Generate answers on N servers of `dp` x `tp` devices.", _POOLS)
-]
-_PrefillDp = Annotated[
-    NonNegativeInt, _number("Set data-parallel replicas per prefill server (0: `dp`).", _POOLS)
-]
-_PrefillTp = Annotated[
-    NonNegativeInt, _number("Set tensor-parallel ranks per prefill server (0: `tp`).", _POOLS)
-]
-_PrefillEp = Annotated[
-    NonNegativeInt, _number("Set expert-parallel ranks per prefill server (0: `ep`).", _POOLS)
-]
-_KvTransfer = Annotated[
-    _NonNegative | None,
-    _number(
-        "Set the rate per device in GB/s at which KV caches are sent (default: 50; 0: no time).",
-        _POOLS,
-        "GB/S",
-    ),
-]
 _LEAST_GB_PER_S = 1e-3
 """Lowest rate of a transfer that is accepted."""
-
-
-MOST_SEARCHED = 1_000_000_000
-"""Largest value of a setting that is searched."""
-_SEARCH = "Search under latency limits"
-"""Heading of ``--help``."""
-
-
-def _one_or_more(text: str) -> int | tuple[int, ...]:
-    """Parse one whole number, or a list of them: ``8`` or ``1,2,4``."""
-    parts = [part.strip() for part in str(text).split(",")]
-    if not all(part.isascii() and part.isdigit() for part in parts):
-        raise UsageError(
-            f"invalid list '{clipped(text)}': expected whole numbers separated by commas", hint="write 1,2,4"
-        )
-    if longest := next((part for part in parts if len(part) > len(str(MOST_SEARCHED))), ""):
-        raise UsageError(
-            f"the number '{clipped(longest)}' is too large", hint=f"use at most {MOST_SEARCHED} per value"
-        )
-    numbers = tuple(map(int, parts))
-    return numbers[0] if len(numbers) == 1 else numbers
-
-
-def _axis(help_text: str, panel: str, default_text: str) -> Option:
-    return Option(help_text, metavar="N[,N...]", panel=panel, parse=_one_or_more, default_text=default_text)
-
-
-_OneOrMore = int | Sequence[int] | None
-SearchedHardware = Annotated[
-    str | Sequence[str],
-    hardware_option("Estimate durations on this device (see 'hespas hardware list'); `sla` accepts a list."),
-]
-SearchedRequests = Annotated[
-    str,
-    Option(
-        "Read a log with arrival_s, prompt_tokens and output_tokens, or draw requests from a process: "
-        "poisson:rate=4, bursts:rate=4,burst=8, closed:concurrency=16; each with requests=, prompt=, "
-        "output=, ratio=, seed=. With `sla`, a process without rate= or concurrency=, which is searched.",
-        metavar="LOG.csv|LOG.jsonl|PROCESS",
-        is_text=True,
-        access="reads",
-        default_text="with `sla`: poisson",
-    ),
-]
-LatencyLimits = Annotated[
-    str,
-    Option(
-        "Find the highest load within these limits of ttft, tpot and latency, over all combinations of "
-        "`hardware`, `devices`, `tp`, `dp`, `ep`, `max_batched_tokens`, `max_num_seqs` (each accepts a "
-        "list) and chunked or whole prompts.",
-        metavar="ttft=500ms,tpot=30ms",
-        panel=_SEARCH,
-        is_required=False,
-    ),
-]
-SearchedDevices = Annotated[_OneOrMore, _axis("Use `dp` x `tp` = N devices.", _SEARCH, "")]
-LimitedFigure = Annotated[LatencyFigure, Option("Limit this figure of the requests.", panel=_SEARCH)]
-SearchObjective = Annotated[
-    ServingObjective,
-    Option(
-        "`throughput`: maximize the rate per device (closed arrivals: output tokens/s per device); `price`: "
-        "minimize the price per output token.",
-        panel=_SEARCH,
-    ),
-]
-SearchPrices = Annotated[
-    str | Path | None,
-    Option("Read prices per device-hour from a TOML file.", metavar="FILE", panel=_SEARCH, access="reads"),
-]
-SearchTop = Annotated[
-    int, AtLeast(1), AtMost(1000), Option("Print the N best configurations.", metavar="N", panel=_SEARCH)
-]
-SearchedDp = Annotated[
-    _OneOrMore,
-    _axis("Set data-parallel attention replicas (round-robin).", LAYOUT, "1; with `sla`: all that fit"),
-]
-SearchedTp = Annotated[_OneOrMore, _axis("Set tensor-parallel ranks.", LAYOUT, "1; with `sla`: 1, 2, 4, 8")]
-SearchedEp = Annotated[
-    _OneOrMore, _axis("Set expert-parallel ranks.", LAYOUT, "1; with `sla`: 1 and all devices")
-]
-SearchedTokens = Annotated[
-    _OneOrMore,
-    _axis(
-        "Limit tokens per step (vLLM: max-num-batched-tokens; 0: the engine's default).",
-        SCHEDULER,
-        "0; with `sla`: 2048, 8192, 16384 and 0",
-    ),
-]
-SearchedSequences = Annotated[
-    _OneOrMore,
-    _axis(
-        "Limit concurrent sequences (vLLM: max-num-seqs; 0: the engine's default).",
-        SCHEDULER,
-        "0; with `sla`: 64, 256 and 0",
-    ),
-]
 
 
 @renamed_fields(
@@ -317,6 +107,11 @@ class Server:
     ``prompt_us`` per prompt in the step, and ``request_overhead_ms`` per request before its first step (None:
     as the parameters of the engine state; 0 without them).
 
+    Each step verifies ``num_speculative_tokens`` tokens of each sequence that were generated before: by an
+    additional layer of the model (``draft="layer"``), by a search in earlier tokens without cost
+    (``"ngram"``), or by a draft model. ``acceptance`` is the probability that such a token is accepted if
+    those before it are, or the probabilities per position, as engines log them (None: the engine's).
+
     With ``prefill_servers`` and ``decode_servers``, prompts and answers have separate servers (disaggregated
     serving). ``tp``, ``dp`` and ``ep`` are the layout of a decode server, and of a prefill server unless
     ``prefill_tp``, ``prefill_dp`` or ``prefill_ep`` are set. Each device sends or receives KV caches at
@@ -324,16 +119,16 @@ class Server:
     """
 
     model: ServedModel
-    hardware: _Hardware
+    hardware: ServedHardware
     engine: ServingEngine = "vllm"
-    dp: _Dp = 1
-    tp: _Tp = 1
-    ep: _Ep = 1
+    dp: DataParallel = 1
+    tp: TensorParallel = 1
+    ep: ExpertParallel = 1
     precision: ServingPrecision = "bf16"
     expert_dtype: ExpertDtype = ""
     kv_cache_dtype: KvCacheDtype = "bf16"
-    max_batched_tokens: _Tokens = 0
-    max_num_seqs: _Sequences = 0
+    max_batched_tokens: MaxBatchedTokens = 0
+    max_num_seqs: MaxNumSeqs = 0
     chunked: ChunkedPrompts = None
     gpu_memory_utilization: GpuMemoryUtilization = 0.9
     kv_cache_tokens: KvCacheTokens = 0
@@ -342,12 +137,15 @@ class Server:
     sequence_us: SequenceOverhead = None
     prompt_us: PromptOverhead = None
     request_overhead_ms: RequestOverhead = None
-    prefill_servers: _PrefillServers = 0
-    decode_servers: _DecodeServers = 0
-    prefill_dp: _PrefillDp = 0
-    prefill_tp: _PrefillTp = 0
-    prefill_ep: _PrefillEp = 0
-    kv_transfer_gb_per_s: _KvTransfer = None
+    num_speculative_tokens: SpeculativeTokens = 0
+    draft: DraftSource = "layer"
+    acceptance: Acceptance = None
+    prefill_servers: PrefillServers = 0
+    decode_servers: DecodeServers = 0
+    prefill_dp: PrefillDp = 0
+    prefill_tp: PrefillTp = 0
+    prefill_ep: PrefillEp = 0
+    kv_transfer_gb_per_s: KvTransferRate = None
     estimator: ChosenEstimator = DEFAULT_ESTIMATOR
 
     def __post_init__(self) -> None:
@@ -366,6 +164,7 @@ class Server:
                     f"invalid `{name}={getattr(self, name):g}`",
                     hint=f"use a value from 0 to {_MAX_OVERHEAD:g}",
                 )
+        self._check_drafts()
         if bool(self.prefill_servers) != bool(self.decode_servers):
             missing = "prefill_servers" if self.decode_servers else "decode_servers"
             raise UsageError(
@@ -383,6 +182,29 @@ class Server:
                     hint="add `prefill_servers=1` and `decode_servers=1`",
                 )
         self.policy()
+
+    def _check_drafts(self) -> None:
+        """Raise ``UsageError`` for settings of speculative decoding that contradict each other."""
+        for name, default in (("draft", "layer"), ("acceptance", None)):
+            if getattr(self, name) != default and not self.num_speculative_tokens:
+                raise UsageError(
+                    f"`{name}` requires speculative tokens", hint="add `num_speculative_tokens=3`"
+                )
+        shares = self.acceptance if isinstance(self.acceptance, Sequence) else (self.acceptance or 0.0,)
+        text = ",".join(f"{share:g}" for share in shares)
+        if not all(0 <= share <= 1 for share in shares):
+            raise UsageError(f"`acceptance={text}`: expected 0 to 1", hint="`acceptance=0.8`")
+        if len(shares) > 1 and len(shares) != self.num_speculative_tokens:
+            raise UsageError(
+                f"`acceptance={text}` has {len(shares)} positions for {self.num_speculative_tokens} "
+                "speculative tokens",
+                hint="give one value per position, or one value",
+            )
+        if any(later > share for share, later in pairwise(shares)):
+            raise UsageError(
+                f"`acceptance={text}` rises: a token is only accepted after those before it",
+                hint="give the acceptance rate of each position over all steps, as engines log it",
+            )
 
     @property
     def pools(self) -> tuple[Server, ...]:
@@ -411,11 +233,14 @@ class Server:
 
     def send_ns(self, prompts: IntArray) -> FloatArray:
         """Return the times [ns] in which a prefill server sends the KV caches of ``prompts`` tokens to a
-        decode server, shape ``(prompts,)``. The rank with the most bytes determines the time.
+        decode server, shape ``(prompts,)``. The rank with the most bytes determines the time. The cache of a
+        draft model follows.
         """
         gb_per_s = self.kv_transfer_gb_per_s
         gb_per_s = ADAPTER_GB_PER_S if gb_per_s is None else gb_per_s
-        return cache_transfer_ns((pool.step() for pool in self.pools), prompts, gb_per_s)
+        time_ns = cache_transfer_ns((pool.step() for pool in self.pools), prompts, gb_per_s)
+        drafts = [draft for pool in self.pools if (draft := pool.draft_step()) is not None]
+        return time_ns + cache_transfer_ns(drafts, prompts, gb_per_s) if drafts else time_ns
 
     def policy(self) -> Policy:
         """Return the scheduling policy of the server's engine, with the limits that the server sets. Raises
@@ -430,14 +255,24 @@ class Server:
 
     def files(self) -> list[Path]:
         """Return the input files of the server: a model or device file of the user."""
-        names = [Path(source) for source in (self.model, self.hardware) if not isinstance(source, Model)]
+        sources = self.model, self.hardware, self.draft
+        names = [Path(source) for source in sources if not isinstance(source, Model)]
         return [path for path in names if path.suffix == ".toml" or path.name != str(path)]
 
     def step(self) -> ServingStep:
         """Return the serving step that generates the kernels of this server. Without ``ep``, experts are
         sharded over all ranks. Raises ``UsageError`` for an unknown model.
         """
-        model = self.model if isinstance(self.model, Model) else load_model(str(self.model))
+        return self._step_of(self.model)
+
+    def draft_step(self) -> ServingStep | None:
+        """Return the serving step of the draft model; None without such a model."""
+        if not self.num_speculative_tokens or self.draft in ("layer", "ngram"):
+            return None
+        return self._step_of(self.draft)
+
+    def _step_of(self, source: str | Path | Model) -> ServingStep:
+        model = source if isinstance(source, Model) else load_model(str(source))
         return ServingStep(
             model=model,
             layout=serving_layout(model, tp=self.tp, dp=self.dp, ep=self.ep),
@@ -468,14 +303,15 @@ class Server:
         grids = LatticeGrids.up_to(
             tokens=policy.tokens, sequences=min(policy.sequences, policy.tokens), context=max(context, 128)
         )
-        estimated = Diagnostics()
-        times = step_times(
-            lattice_kernels(step, grids),
-            device,
-            models_of(self.engine, self.estimator),
-            num_ranks=step.layout.ranks,
-            diagnostics=estimated,
-        )
+        estimated, models = Diagnostics(), models_of(self.engine, self.estimator)
+
+        def estimate(part: ServingStep) -> StepTimes:
+            ranks = part.layout.ranks
+            kernels = lattice_kernels(part, grids)
+            return step_times(kernels, device, models, num_ranks=ranks, diagnostics=estimated)
+
+        times, draft = estimate(step), self.draft_step()
+        drafted = None if draft is None else estimate(draft)
         diagnostics.extend(estimated.as_warnings(_UNSEEN))
         stated_ns = {
             "step_ns": (self.step_overhead_us, 1e3),
@@ -487,7 +323,26 @@ class Server:
             Correction() if parameters is None else parameters.correction,
             **{name: time * unit for name, (time, unit) in stated_ns.items() if time is not None},
         )
-        return replace(times.corrected(correction), captured=policy.captured)
+        count, acceptance = self.num_speculative_tokens, self.acceptance
+        if isinstance(acceptance, float | int):
+            acceptance = tuple(acceptance ** (position + 1) for position in range(count))
+        elif count and acceptance is None:
+            diagnostics.warning(
+                "serving.acceptance",
+                step.model.name,
+                "the acceptance of speculative tokens is not stated; each token is accepted with probability "
+                f"{correction.accepts:.2g} if those before it are (`acceptance`)",
+            )
+        if drafted is not None:  # the engine launches the draft model from the same host loop
+            alone = replace(correction, step_ns=0.0, sequence_ns=0.0, prompt_ns=0.0, launch_ns=0.0)
+            drafted = drafted.corrected(alone)
+        drafts = Drafts(
+            tokens=count,
+            share=1 / len(step.model.layers) if self.draft == "layer" else 0.0,
+            times=drafted,
+            acceptance=tuple(acceptance or ()),
+        )
+        return replace(times.corrected(correction), captured=policy.captured, drafts=drafts)
 
     def parameters(self, step: ServingStep, *, is_disaggregated: bool = False) -> EngineParameters | None:
         """Return the parameters of the engine that correct the times of ``step``; None without any."""
@@ -513,7 +368,11 @@ class Server:
         device, policy = load_device(self.hardware), self.policy()
         memory = device.main_memory.capacity_bytes * self.gpu_memory_utilization
         sequences = min(policy.sequences, policy.tokens)
-        tokens = cached_tokens(step, memory, tokens=policy.tokens, sequences=sequences)
+        if self.num_speculative_tokens and self.draft == "layer":
+            step = with_draft_layer(step)
+        tokens = cached_tokens(
+            step, memory, tokens=policy.tokens, sequences=sequences, draft=self.draft_step()
+        )
         if tokens < 1:
             raise UnsupportedError(
                 f"the weights of {step.model.name} leave no memory for a KV cache in {memory / 1e9:,.0f} GB",

@@ -22,7 +22,7 @@ import numpy as np
 from hespas.api.arguments import ChosenEstimator, checked
 from hespas.api.lowering import DEFAULT_ESTIMATOR
 from hespas.api.request_log import PROCESSES, requests_of
-from hespas.api.servers import (
+from hespas.api.server_options import (
     MOST_SEARCHED,
     ChunkedPrompts,
     ExpertDtype,
@@ -46,12 +46,12 @@ from hespas.api.servers import (
     SearchTop,
     SequenceOverhead,
     ServedModel,
-    Server,
     ServingEngine,
     ServingPrecision,
     StepOverhead,
     UsedParameters,
 )
+from hespas.api.servers import Server
 from hespas.api.serving import ReadyServer
 from hespas.api.serving_plan_result import (
     LatencyFigure,

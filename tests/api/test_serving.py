@@ -68,6 +68,56 @@ def test_parameters_of_the_engine_correct_its_steps() -> None:
     assert np.mean(plain.ttft_ns) != np.mean(done.ttft_ns)
 
 
+def test_speculative_tokens_shorten_tpot() -> None:
+    settings: dict[str, dict[str, Any]] = {
+        "none": {},
+        "layer": {"acceptance": 0.8},
+        "ngram": {"acceptance": 0.8, "draft": "ngram"},
+        "model": {"acceptance": 0.8, "draft": "Llama-3.2-1B"},
+        "rates": {"acceptance": [0.8, 0.64, 0.512]},
+        "rejected": {"acceptance": 0.0},
+    }
+    count = {name: 3 * (name != "none") for name in settings}
+    done = {
+        name: hespas.serve(replace(_LLAMA, num_speculative_tokens=count[name], **given), _FEW)
+        for name, given in settings.items()
+    }
+    tpot_ns = {name: float(np.mean(result.tpot_ns)) for name, result in done.items()}
+    assert tpot_ns["ngram"] < tpot_ns["layer"] < tpot_ns["model"] < tpot_ns["none"] < tpot_ns["rejected"]
+    assert tpot_ns["rates"] == pytest.approx(tpot_ns["layer"])
+    cache = {name: result.kv_cache_tokens for name, result in done.items()}
+    assert cache["model"] < cache["layer"] < cache["none"] == cache["ngram"]
+    assert sum(done["model"].basis.values()) == pytest.approx(1.0)
+
+
+def test_an_acceptance_that_is_not_stated_is_a_warning() -> None:
+    found = Diagnostics()
+    server = replace(_LLAMA, num_speculative_tokens=2)
+    done = hespas.serve(server, _FEW, diagnostics=found)
+    assert [entry.severity for entry in found if entry.code == "serving.acceptance"] == [Severity.WARNING]
+    accepts = done.step_times.correction.accepts
+    stated = hespas.serve(replace(server, acceptance=accepts), _FEW)
+    assert np.array_equal(stated.tpot_ns, done.tpot_ns)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"draft": "ngram"}, "`draft` requires speculative tokens"),
+        ({"acceptance": 0.5}, "`acceptance` requires speculative tokens"),
+        ({"num_speculative_tokens": 2, "acceptance": 1.5}, "expected 0 to 1"),
+        ({"num_speculative_tokens": 2, "acceptance": nan}, "expected 0 to 1"),
+        ({"num_speculative_tokens": 2, "acceptance": [0.5, 0.6]}, "rises"),
+        ({"num_speculative_tokens": 3, "acceptance": [0.5, 0.4]}, "2 positions for 3 speculative tokens"),
+        ({"num_speculative_tokens": 65}, "num_speculative_tokens"),
+    ],
+)
+def test_settings_of_drafts_that_contradict(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError) as error:
+        replace(_LLAMA, **given)
+    assert message in error.value.message
+
+
 def test_stated_host_times_replace_those_of_the_engine() -> None:
     server = replace(_LLAMA, step_overhead_us=0.0, request_overhead_ms=20.0)
     shipped = engine_parameters()["H100-SXM vllm"].correction

@@ -39,6 +39,7 @@ __all__ = [
     "cache_transfer_ns",
     "cached_tokens",
     "lattice_kernels",
+    "with_draft_layer",
 ]
 
 _LatticePart = Literal["tokens", "rows", "decode", "prompts"]
@@ -249,13 +250,32 @@ _CONTEXTS = (1 << 14, 1 << 15)
 """Context lengths from which the memory per cached token is derived."""
 
 
-def cached_tokens(step: ServingStep, memory_bytes: float, *, tokens: int, sequences: int) -> float:
+def with_draft_layer(step: ServingStep) -> ServingStep:
+    """Return a serving step with an additional layer that generates speculative tokens (MTP, EAGLE). The
+    layer is as the last one of the model, and shares the embedding and the head.
+    """
+    layers = step.model.layers
+    return replace(step, model=replace(step.model, layers=(*layers, layers[-1])))
+
+
+def cached_tokens(
+    step: ServingStep, memory_bytes: float, *, tokens: int, sequences: int, draft: ServingStep | None = None
+) -> float:
     """Return the KV-cache capacity of a rank: the number of tokens, over all sequences, that fit into
-    ``memory_bytes`` after weights and working memory.
+    ``memory_bytes`` after weights and working memory, with those of a ``draft`` model.
 
     The working memory is for steps with up to ``tokens`` tokens and ``sequences`` sequences. The result is 0
     or less if there is no memory left for the cache. Raises the errors of :func:`lattice_kernels`.
     """
+    fixed_bytes, token_bytes = _cache_bytes(step, tokens, sequences)
+    if draft is not None:
+        drafted_bytes = _cache_bytes(draft, tokens, sequences)
+        fixed_bytes, token_bytes = fixed_bytes + drafted_bytes[0], token_bytes + drafted_bytes[1]
+    return (memory_bytes - fixed_bytes) / token_bytes
+
+
+def _cache_bytes(step: ServingStep, tokens: int, sequences: int) -> tuple[float, float]:
+    """Return the bytes of weights and working memory of a rank, and the bytes of a cached token."""
     _check_supported(step)
 
     def peak_bytes(context: int) -> float:
@@ -276,7 +296,7 @@ def cached_tokens(step: ServingStep, memory_bytes: float, *, tokens: int, sequen
             saved += storage(count, step.precision.matmul) - storage(count, step.experts)
     fixed = short - token_bytes * _CONTEXTS[0] - saved
     logits = 4.0 * sequences * -(-step.model.vocab // step.layout.tp)
-    return (memory_bytes - fixed - logits) / token_bytes
+    return fixed + logits, token_bytes
 
 
 ADAPTER_GB_PER_S = 50.0

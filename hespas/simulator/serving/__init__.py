@@ -26,21 +26,14 @@ if TYPE_CHECKING:
         lengths,
         weighted_percentile,
     )
-    from hespas.simulator.serving.steps import (
-        SHARES,
-        Correction,
-        KernelModel,
-        LatticeKernels,
-        StepGrids,
-        StepTimes,
-        models_of,
-        step_times,
-    )
+    from hespas.simulator.serving.step_estimates import KernelModel, LatticeKernels, models_of, step_times
+    from hespas.simulator.serving.steps import SHARES, Correction, Drafts, StepGrids, StepTimes
 
 __all__ = [
     "POLICIES",
     "SHARES",
     "Correction",
+    "Drafts",
     "KernelModel",
     "LatticeKernels",
     "Order",
@@ -84,14 +77,6 @@ __getattr__ = lazy_names(
         "lengths",
         "weighted_percentile",
     ),
-    steps=(
-        "SHARES",
-        "Correction",
-        "KernelModel",
-        "LatticeKernels",
-        "StepGrids",
-        "StepTimes",
-        "models_of",
-        "step_times",
-    ),
+    step_estimates=("KernelModel", "LatticeKernels", "models_of", "step_times"),
+    steps=("SHARES", "Correction", "Drafts", "StepGrids", "StepTimes"),
 )

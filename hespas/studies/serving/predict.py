@@ -20,6 +20,7 @@ from hespas.generators.llm.serving_lattice import (
     cache_transfer_ns,
     cached_tokens,
     lattice_kernels,
+    with_draft_layer,
 )
 from hespas.graph import Diagnostics
 from hespas.graph.columns import FloatArray, IntArray
@@ -28,6 +29,7 @@ from hespas.graph.progress import Progress
 from hespas.hardware import named_device
 from hespas.simulator.serving import (
     Correction,
+    Drafts,
     Requests,
     ServerPool,
     StepTimes,
@@ -134,8 +136,7 @@ class ServingPredictor:
             launched = replace(
                 estimated.corrected(correction),
                 captured=row.launch.policy.captured,
-                speculative_tokens=row.launch.drafts,
-                draft_share=1 / len(step.model.layers),
+                drafts=Drafts(tokens=row.launch.drafts, share=1 / len(step.model.layers)),
             )
             pools.append(ServerPool(launched, row.launch.policy, count // parts, cache_tokens))
         clients = max(1, round(row.concurrency / parts))
@@ -181,7 +182,10 @@ class ServingPredictor:
             memory = named_device(row.hardware).main_memory.capacity_bytes
             share = _USABLE_MEMORY if launch.of_free else launch.memory_share
             tokens = cached_tokens(
-                step, memory * share, tokens=launch.policy.tokens, sequences=row.concurrency
+                with_draft_layer(step) if launch.drafts else step,
+                memory * share,
+                tokens=launch.policy.tokens,
+                sequences=row.concurrency,
             )
             self._cache_sizes[key] = tokens * launch.memory_share if launch.of_free else tokens
         return self._cache_sizes[key]

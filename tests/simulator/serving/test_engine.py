@@ -14,6 +14,7 @@ from hespas.simulator.serving import (
     POLICIES,
     SHARES,
     Correction,
+    Drafts,
     Policy,
     Requests,
     ServingRun,
@@ -26,6 +27,35 @@ from hespas.simulator.serving import (
     weighted_percentile,
 )
 from tests.simulator.serving.small_servers import SMALL, SmallGrids, even_steps, requests_of
+
+
+def test_drafts_by_hand() -> None:
+    draft = even_steps()
+    steps = replace(even_steps(), drafts=Drafts(tokens=2, times=draft, acceptance=(0.5, 0.25)))
+    assert steps.queries == 3
+    assert steps.gain == 1.75
+    # a step of 2 x 3 tokens, and twice a step of the draft model of 2 tokens; each reads caches of 2 x 50 tokens
+    assert steps.decode_ns(2, np.array([50.0]))[0] == pytest.approx(106 + 1 + 2 * (102 + 1))
+    sizes = {"batch": 2, "context": 50.0, "prompts": 1, "new_tokens": 20, "before": 0, "sampled": 3}
+    # the draft model processes the prompt too
+    assert steps.step_ns(**sizes) == pytest.approx((126 + 1) + 2 * (102 + 1) + 120)
+    layer = replace(even_steps(), drafts=Drafts(tokens=2, share=0.25))
+    assert layer.decode_ns(2, np.array([50.0]))[0] == pytest.approx(106 + 1 + 2 * 102 / 4)
+    free = replace(even_steps(), drafts=Drafts(tokens=2))
+    assert free.decode_ns(2, np.array([50.0]))[0] == pytest.approx(106 + 1)
+
+
+@pytest.mark.parametrize("kind", ["model", "layer", "free"])
+def test_bases_of_drafts_have_the_time_of_the_steps(kind: str) -> None:
+    times = even_steps()
+    tables = times.of_tokens, times.of_rows, times.of_decode, times.of_prompts
+    based = replace(times, bases=("measured",), by_basis=tuple(table[None] for table in tables))
+    drafts = {
+        "model": Drafts(tokens=2, times=based), "layer": Drafts(tokens=2, share=0.25), "free": Drafts(tokens=2)
+    }[kind]  # fmt: skip
+    run = serve(requests_of((0.0, 40, 7), (50.0, 30, 9)), replace(based, drafts=drafts), SMALL)
+    time_ns = float(run.steps.columns()[0].sum())
+    assert replace(based, drafts=drafts).basis_times_ns([run.steps]) == pytest.approx({"measured": time_ns})
 
 
 def test_one_request_by_hand() -> None:
@@ -229,7 +259,7 @@ def test_steps_with_prompts_are_no_shorter_than_their_launches() -> None:
 
 
 def test_guesses_that_are_right_save_steps() -> None:
-    steps = replace(even_steps(), speculative_tokens=1).corrected(Correction(accepts=1.0))
+    steps = replace(even_steps(), drafts=Drafts(tokens=1)).corrected(Correction(accepts=1.0))
     assert steps.gain == 2.0
     run = serve(requests_of((0.0, 40, 5)), steps, SMALL)
     # two tokens of each step, which works on two tokens and guesses one: no layers of its own here

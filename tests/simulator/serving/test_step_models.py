@@ -11,7 +11,7 @@ from hespas.graph import Diagnostics
 from hespas.graph.columns import FloatArray
 from hespas.hardware import load_device
 from hespas.simulator.serving import SHARES
-from hespas.simulator.serving.steps import models_of, step_times
+from hespas.simulator.serving.step_estimates import models_of, step_times
 
 _PREFILL = 8192
 
