@@ -40,10 +40,15 @@ __all__ = [
     "SearchObjective",
     "SearchPrices",
     "SearchTop",
+    "SearchedDecodeServers",
     "SearchedDevices",
     "SearchedDp",
     "SearchedEp",
     "SearchedHardware",
+    "SearchedPrefillDp",
+    "SearchedPrefillEp",
+    "SearchedPrefillServers",
+    "SearchedPrefillTp",
     "SearchedRequests",
     "SearchedSequences",
     "SearchedTokens",
@@ -264,13 +269,13 @@ LatencyLimits = Annotated[
     Option(
         "Find the highest load within these limits of ttft, tpot and latency, over all combinations of "
         "`hardware`, `devices`, `tp`, `dp`, `ep`, `max_batched_tokens`, `max_num_seqs` (each accepts a "
-        "list) and chunked or whole prompts.",
+        "list), chunked or whole prompts, and separate prefill and decode servers.",
         metavar="ttft=500ms,tpot=30ms",
         panel=_SEARCH,
         is_required=False,
     ),
 ]
-SearchedDevices = Annotated[_OneOrMore, _axis("Use `dp` x `tp` = N devices.", _SEARCH, "")]
+SearchedDevices = Annotated[_OneOrMore, _axis("Use N devices in all servers.", _SEARCH, "")]
 LimitedFigure = Annotated[LatencyFigure, Option("Limit this figure of the requests.", panel=_SEARCH)]
 SearchObjective = Annotated[
     ServingObjective,
@@ -294,6 +299,37 @@ SearchedDp = Annotated[
 SearchedTp = Annotated[_OneOrMore, _axis("Set tensor-parallel ranks.", LAYOUT, "1; with `sla`: 1, 2, 4, 8")]
 SearchedEp = Annotated[
     _OneOrMore, _axis("Set expert-parallel ranks.", LAYOUT, "1; with `sla`: 1 and all devices")
+]
+SearchedPrefillServers = Annotated[
+    _OneOrMore,
+    _axis(
+        "Process prompts on N separate servers (0: none; requires decode servers).",
+        _POOLS,
+        "0; with `sla` and decode servers: all that fit",
+    ),
+]
+SearchedDecodeServers = Annotated[
+    _OneOrMore,
+    _axis(
+        "Generate answers on N servers of `dp` x `tp` devices.",
+        _POOLS,
+        "0; with `sla` and prefill servers: all that fit",
+    ),
+]
+SearchedPrefillDp = Annotated[
+    _OneOrMore, _axis("Set data-parallel replicas per prefill server (0: `dp`).", _POOLS, "0; with `sla`: 1")
+]
+SearchedPrefillTp = Annotated[
+    _OneOrMore,
+    _axis("Set tensor-parallel ranks per prefill server (0: `tp`).", _POOLS, "0; with `sla`: 1, 2, 4, 8"),
+]
+SearchedPrefillEp = Annotated[
+    _OneOrMore,
+    _axis(
+        "Set expert-parallel ranks per prefill server (0: `ep`).",
+        _POOLS,
+        "0; with `sla`: 1 and all devices of a server",
+    ),
 ]
 SearchedTokens = Annotated[
     _OneOrMore,

@@ -109,7 +109,8 @@ class ServingDocument(Document, frozen=True, kw_only=True):
     has the shares of the bases of estimates in the kernel time of all steps. engine_evidence are the measured
     runs from which parameters of the engine correct these times (empty: none), and correction its factors and
     host times; host times that the user states replace them. pools has separate prefill and
-    decode servers; cache_tokens is then the cache of a decode replica.
+    decode servers; cache_tokens is then the cache of a decode replica. tokens_per_step is the mean number of
+    tokens that a step generates for a decoding sequence, above 1 with speculative tokens.
     """
 
     schema: Literal["hespas.serving/1"] = "hespas.serving/1"
@@ -128,6 +129,7 @@ class ServingDocument(Document, frozen=True, kw_only=True):
     steps: Count
     steps_with_prompts: Count
     mean_batch: Figure
+    tokens_per_step: Figure = 1.0
     busy_share: Figure
     cache_tokens: Figure
     put_back: Count
@@ -302,6 +304,7 @@ class ServingResult(Result):
             steps=len(time),
             steps_with_prompts=int((prompts > 0).sum()),
             mean_batch=float(np.average(batch[decodes], weights=time[decodes])) if decodes.any() else nan,
+            tokens_per_step=self.step_times.gain,
             busy_share=float(time.sum() / span / sum(replicas)) if span > 0 else nan,
             cache_tokens=self.kv_cache_tokens,
             put_back=sum(int(run.preemptions.sum()) for run in self.runs),

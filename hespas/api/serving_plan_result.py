@@ -36,7 +36,9 @@ class ServingPlanRow(msgspec.Struct, frozen=True, kw_only=True):
     ``tpot_ms`` and ``latency_ms`` are the percentile of the search. ``limited_by`` is the reason why the next
     load does not hold, with the limits of the scheduler that delayed requests. ``is_within``: the limits hold
     in a run that is long enough. ``is_lower_bound``: the next load was not decided, because its run is too
-    short or it is beyond the search. ``equal`` counts the configurations with the same figures.
+    short or it is beyond the search. ``equal`` counts the configurations with the same figures. With separate
+    ``prefill_servers`` and ``decode_servers``, ``tp``, ``dp``, ``ep`` and ``kv_cache_tokens`` are of a decode
+    server.
     """
 
     hardware: str
@@ -44,6 +46,11 @@ class ServingPlanRow(msgspec.Struct, frozen=True, kw_only=True):
     tp: Count
     dp: Count
     ep: Count
+    prefill_servers: Count = 0
+    decode_servers: Count = 0
+    prefill_tp: Count = 0
+    prefill_dp: Count = 0
+    prefill_ep: Count = 0
     max_batched_tokens: Count
     max_num_seqs: Count
     chunked: bool
@@ -160,12 +167,18 @@ class ServingPlanResult(Result):
 
     def settings_text(self, row: ServingPlanRow) -> str:
         """Return the layout and the limits of a configuration."""
-        layout = " ".join(
-            f"{name}{getattr(row, name)}" for name in ("dp", "tp", "ep") if getattr(row, name) > 1
-        )
+
+        def layout_of(before: str = "") -> str:
+            degrees = ((name, getattr(row, before + name)) for name in ("dp", "tp", "ep"))
+            return " ".join(f"{name}{degree}" for name, degree in degrees if degree > 1) or "tp1"
+
+        layout = layout_of()
+        if row.prefill_servers:
+            prefill = f"{row.prefill_servers:,} x {layout_of('prefill_')} prefill"
+            layout = f"{prefill} + {row.decode_servers:,} x {layout} decode"
         whole = "" if row.chunked else ", whole prompts"
         tokens, sequences = counted(row.max_batched_tokens, "token"), counted(row.max_num_seqs, "sequence")
-        return f"{layout or 'tp1'}, {tokens}, {sequences}{whole}"
+        return f"{layout}, {tokens}, {sequences}{whole}"
 
     def account_text(self) -> str:
         """Return the account of the search as a sentence."""
@@ -218,7 +231,10 @@ class ServingPlanResult(Result):
 
     def _rows_table(self, rows: tuple[ServingPlanRow, ...]) -> Table:
         price = f"{self.currency} per million tokens"
-        counts = ("devices", "tp", "dp", "ep", "max_batched_tokens", "max_num_seqs")
+        counts = (
+            "devices", "tp", "dp", "ep", "prefill_servers", "decode_servers", "prefill_tp", "prefill_dp",
+            "prefill_ep", "max_batched_tokens", "max_num_seqs",
+        )  # fmt: skip
         header = (
             Column("hardware"),
             *(Column(name, name.replace("_", " "), "count") for name in counts),

@@ -30,11 +30,11 @@ _Out = Annotated[
         access="document",
     ),
 ]
-_AXES = ("hardware", "devices", "dp", "tp", "ep", "max_batched_tokens", "max_num_seqs")
-_OF_SEARCH = ("devices", "percentile", "objective", "prices", "top")
-_POOLS = (
-    "prefill_servers", "decode_servers", "prefill_dp", "prefill_tp", "prefill_ep", "kv_transfer_gb_per_s",
+_AXES = (
+    "hardware", "devices", "dp", "tp", "ep", "max_batched_tokens", "max_num_seqs", "prefill_servers",
+    "decode_servers", "prefill_dp", "prefill_tp", "prefill_ep",
 )  # fmt: skip
+_OF_SEARCH = ("devices", "percentile", "objective", "prices", "top")
 _MOST_POINTS = 12
 """Points of the frontier that are printed."""
 
@@ -79,11 +79,14 @@ def serve(call: Call, *, out: _Out = None) -> None:
     emit(done.headline())
     if done.basis_text:
         emit(f"basis: {done.basis_text}")
+    speculated = ""
+    if tokens := done.server.num_speculative_tokens:
+        speculated = f"{counted(tokens, 'speculative token')} per step, {document.tokens_per_step:,.2f} tokens generated; "
     emit(
         f"{counted(document.requests, 'request')} in {time_text(document.makespan_s * 1e9)}, "
         f"{document.requests_per_s:,.2f} requests/s; {counted(document.steps, 'step')}, "
         f"{count_text(document.steps_with_prompts)} with prefill, {document.mean_batch:,.1f} sequences "
-        f"per step on average; KV cache of {count_text(document.cache_tokens)} tokens, "
+        f"per step on average; {speculated}KV cache of {count_text(document.cache_tokens)} tokens, "
         f"{counted(document.put_back, 'preemption')}"
     )
     for pool in document.pools or ():
@@ -103,12 +106,6 @@ def serve(call: Call, *, out: _Out = None) -> None:
 
 def _search(call: Call, out: Path | None) -> None:
     """Find the configuration with the highest load within latency limits, and print it with the next ones."""
-    for name in _POOLS:
-        if call.is_written(name):
-            raise UsageError(
-                f"`{name}` and `sla` exclude each other",
-                hint="the search has no separate prefill and decode servers; leave one option out",
-            )
     if call["per_request"]:
         raise UsageError("`per_request` and `sla` exclude each other", hint="leave one of them out")
     done = call.run(plan_serving)

@@ -32,6 +32,17 @@ _SPACES: dict[str, dict[str, Any]] = {
         "max_batched_tokens": 2048, "max_num_seqs": [16, 0], "percentile": "p99", "chunked": True,
         "engine_parameters": "none",
     },
+    "separate": {
+        "model": "Llama-3-8B", "requests": "poisson:prompt=900,output=40,ratio=0.6,requests=250",
+        "hardware": "H100-SXM", "devices": 4, "sla": "ttft=150ms,tpot=9ms", "tp": [1, 2],
+        "prefill_servers": [0, 1], "prefill_tp": [0, 1], "max_num_seqs": [8, 0], "kv_transfer_gb_per_s": 5,
+        "max_batched_tokens": 2048, "chunked": True,
+    },
+    "drafts": {
+        "model": "Llama-3-8B", "requests": "closed:prompt=300,output=60,requests=120", "hardware": "H100-SXM",
+        "devices": 2, "sla": "tpot=3ms", "num_speculative_tokens": 3, "acceptance": 0.8,
+        "draft": "Llama-3.2-1B", "prefill_servers": [0, 1], "max_num_seqs": [0], "max_batched_tokens": 4096,
+    },
 }  # fmt: skip
 _LIMITED = ("ttft_ms", "tpot_ms", "latency_ms")
 
@@ -44,9 +55,15 @@ def plan(request: pytest.FixtureRequest) -> tuple[dict[str, Any], ServingPlanRes
 
 def _served(space: dict[str, Any], row: Any, requests: str = "") -> dict[str, Any]:
     """Return the figures of a single run with the settings of a row."""
-    shared = ("model", "engine", "precision", "kv_cache_tokens", "engine_parameters")
-    names = ("hardware", "dp", "tp", "ep", "max_batched_tokens", "max_num_seqs", "chunked")
+    shared = (
+        "model", "engine", "precision", "kv_cache_tokens", "engine_parameters", "num_speculative_tokens",
+        "acceptance", "draft",
+    )  # fmt: skip
+    names = ["hardware", "dp", "tp", "ep", "max_batched_tokens", "max_num_seqs", "chunked"]
     settings = {name: space[name] for name in shared if name in space}
+    if row.prefill_servers:
+        names += ["prefill_servers", "decode_servers", "prefill_dp", "prefill_tp", "prefill_ep"]
+        settings["kv_transfer_gb_per_s"] = space.get("kv_transfer_gb_per_s")
     server = Server(**settings, **{name: getattr(row, name) for name in names})
     done = hespas.serve(server, requests or row.requests)
     document, figure = done.document(), space.get("percentile", "p90")
@@ -227,6 +244,10 @@ def test_limits_that_nothing_holds_name_the_nearest() -> None:
         (("--sla", "ttft=1s", "--tp", "3"), "no layout has the wanted number of devices"),
         (("--sla", "ttft=1s", "--objective", "price"), "the price per device-hour of H100-SXM is unknown"),
         (("--sla", "ttft=1s", "--per-request"), "exclude each other"),
+        (("--sla", "ttft=1s", "--prefill-tp", "1"), "--prefill-tp requires separate prefill servers"),
+        (("--sla", "ttft=1s", "--kv-transfer-gb-per-s", "5"), "requires separate prefill servers"),
+        (("--sla", "ttft=1s", "--prefill-servers", "2"), "the sum over all of them"),
+        (("--sla", "ttft=1s", "--prefill-servers", "1", "--decode-servers", "2"), "the sum over all of them"),
         (("--requests", "closed:requests=2"), "--devices requires --sla"),
     ],
 )

@@ -88,6 +88,8 @@ def test_speculative_tokens_shorten_tpot() -> None:
     cache = {name: result.kv_cache_tokens for name, result in done.items()}
     assert cache["model"] < cache["layer"] < cache["none"] == cache["ngram"]
     assert sum(done["model"].basis.values()) == pytest.approx(1.0)
+    assert done["rates"].document().tokens_per_step == pytest.approx(1 + 0.8 + 0.64 + 0.512)
+    assert done["none"].document().tokens_per_step == 1.0
 
 
 def test_an_acceptance_that_is_not_stated_is_a_warning() -> None:

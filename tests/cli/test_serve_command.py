@@ -50,7 +50,7 @@ def test_a_log_is_served(tmp_path: Path) -> None:
     [
         (("--requests", "poisson:speed=1"), 2, "'poisson' has no setting 'speed'"),
         (("--requests", "closed:requests=2", "--prefill-servers", "1"), 2, "--decode-servers is required"),
-        (("--sla", "tpot=9ms", "--devices", "2", "--prefill-servers", "1"), 2, "exclude each other"),
+        (("--requests", "closed:requests=2", "--prefill-servers", "1,2"), 2, "several values of"),
         (("--requests", "nothing.csv"), 3, "nothing.csv"),
         (("--requests", "closed:requests=2", "--ep", "2"), 2, "--ep 1"),
         (("--requests", "nope:rate=1"), 2, "unknown arrival process 'nope'"),

@@ -262,7 +262,7 @@ def cached_tokens(
     step: ServingStep, memory_bytes: float, *, tokens: int, sequences: int, draft: ServingStep | None = None
 ) -> float:
     """Return the KV-cache capacity of a rank: the number of tokens, over all sequences, that fit into
-    ``memory_bytes`` after weights and working memory, with those of a ``draft`` model.
+    ``memory_bytes`` after weights and working memory of the model and of a ``draft`` model.
 
     The working memory is for steps with up to ``tokens`` tokens and ``sequences`` sequences. The result is 0
     or less if there is no memory left for the cache. Raises the errors of :func:`lattice_kernels`.

@@ -34,11 +34,11 @@ def test_drafts_by_hand() -> None:
     steps = replace(even_steps(), drafts=Drafts(tokens=2, times=draft, acceptance=(0.5, 0.25)))
     assert steps.queries == 3
     assert steps.gain == 1.75
-    # a step of 2 x 3 tokens, and twice a step of the draft model of 2 tokens; each reads caches of 2 x 50 tokens
+    # a step of 2 x 3 tokens, and twice a step of 2 tokens of the draft model; each reads 2 x 50 cached tokens
     assert steps.decode_ns(2, np.array([50.0]))[0] == pytest.approx(106 + 1 + 2 * (102 + 1))
-    sizes = {"batch": 2, "context": 50.0, "prompts": 1, "new_tokens": 20, "before": 0, "sampled": 3}
     # the draft model processes the prompt too
-    assert steps.step_ns(**sizes) == pytest.approx((126 + 1) + 2 * (102 + 1) + 120)
+    time_ns = steps.step_ns(batch=2, context=50.0, prompts=1, new_tokens=20, before=0, sampled=3)
+    assert time_ns == pytest.approx((126 + 1) + 2 * (102 + 1) + 120)
     layer = replace(even_steps(), drafts=Drafts(tokens=2, share=0.25))
     assert layer.decode_ns(2, np.array([50.0]))[0] == pytest.approx(106 + 1 + 2 * 102 / 4)
     free = replace(even_steps(), drafts=Drafts(tokens=2))
@@ -51,8 +51,10 @@ def test_bases_of_drafts_have_the_time_of_the_steps(kind: str) -> None:
     tables = times.of_tokens, times.of_rows, times.of_decode, times.of_prompts
     based = replace(times, bases=("measured",), by_basis=tuple(table[None] for table in tables))
     drafts = {
-        "model": Drafts(tokens=2, times=based), "layer": Drafts(tokens=2, share=0.25), "free": Drafts(tokens=2)
-    }[kind]  # fmt: skip
+        "model": Drafts(tokens=2, times=based),
+        "layer": Drafts(tokens=2, share=0.25),
+        "free": Drafts(tokens=2),
+    }[kind]
     run = serve(requests_of((0.0, 40, 7), (50.0, 30, 9)), replace(based, drafts=drafts), SMALL)
     time_ns = float(run.steps.columns()[0].sum())
     assert replace(based, drafts=drafts).basis_times_ns([run.steps]) == pytest.approx({"measured": time_ns})
