@@ -81,7 +81,10 @@ def serve(call: Call, *, out: _Out = None) -> None:
         emit(f"basis: {done.basis_text}")
     speculated = ""
     if tokens := done.server.num_speculative_tokens:
-        speculated = f"{counted(tokens, 'speculative token')} per step, {document.tokens_per_step:,.2f} tokens generated; "
+        speculated = (
+            f"{counted(tokens, 'speculative token')} per sequence and step, "
+            f"{document.tokens_per_step:,.2f} tokens generated; "
+        )
     emit(
         f"{counted(document.requests, 'request')} in {time_text(document.makespan_s * 1e9)}, "
         f"{document.requests_per_s:,.2f} requests/s; {counted(document.steps, 'step')}, "
