@@ -214,7 +214,8 @@ def launches_of(
     bounds: list[int] = deps.offsets.tolist()
     producers: list[int] = deps.values.tolist()
     times: list[float] = np.where(graph.duration_ns > 0, graph.duration_ns, 0.0).tolist()
-    streams: list[int] = stream_codes(graph).tolist()
+    codes = stream_codes(graph)
+    streams: list[int] = codes.tolist()
     regions: list[int] = graph.region.tolist()
     counted = graph.strings.find(_COUNTED) if reads_counts else -1
     counts: list[bool] = ((graph.op_id == counted) & (counted > 0)).tolist()
@@ -226,7 +227,7 @@ def launches_of(
     issues_ns: list[float] = issue_of.tolist()
     # The last entry, for the top level, is False.
     inside = graph.region >= 0
-    works = inside & (kinds_of(stream_codes(graph)) == COMPUTE)
+    works = inside & (kinds_of(codes) == COMPUTE)
     size = len(graph.regions)
     busy_ns = np.bincount(graph.region[works], graph.duration_ns[works], size)
     slow = [*(np.bincount(graph.region[inside], issue_of[inside], size) > busy_ns).tolist(), False]

@@ -69,6 +69,8 @@ def stream_codes(graph: OpGraph) -> SmallIntArray:
     if not (kinds == COMPUTE).any():
         kinds[kinds == HOST] = COMPUTE
     codes = kinds.copy()
+    if not (graph.stream[1:] != graph.stream[:-1]).any():  # one stream of each kind
+        return codes
     for kind in range(len(STREAMS)):
         mine = np.flatnonzero(kinds == kind)
         number = np.unique(graph.stream[mine], return_inverse=True)[1].reshape(-1)
