@@ -370,12 +370,12 @@ class Server:
         sequences = min(policy.sequences, policy.tokens)
         if self.num_speculative_tokens and self.draft == "layer":
             step = with_draft_layer(step)
-        tokens = cached_tokens(
-            step, memory, tokens=policy.tokens, sequences=sequences, draft=self.draft_step()
-        )
+        draft = self.draft_step()
+        tokens = cached_tokens(step, memory, tokens=policy.tokens, sequences=sequences, draft=draft)
         if tokens < 1:
+            models = step.model.name if draft is None else f"{step.model.name} and {draft.model.name}"
             raise UnsupportedError(
-                f"the weights of {step.model.name} leave no memory for a KV cache in {memory / 1e9:,.0f} GB",
+                f"the weights of {models} leave no memory for a KV cache in {memory / 1e9:,.0f} GB",
                 hint="use a larger `tp`, a narrower `precision`, or `kv_cache_tokens`",
             )
         return float(int(tokens))

@@ -171,8 +171,13 @@ class _Space:
                 experts = list(dict.fromkeys((1, dp * tp))) if has_experts and dp and tp else [1]
                 yield from ((dp, tp, ep) for ep in self.values(f"{prefix}ep", experts))
 
-        for (dp, tp, ep), prefill in product(pools(""), pools("prefill_")):
-            size = (prefill[0] or dp) * (prefill[1] or tp)
+        prefill_pools = list(pools("prefill_"))
+        pairs = (
+            (decode, tuple(own or shared for own, shared in zip(prefill, decode, strict=True)))
+            for decode, prefill in product(pools(""), prefill_pools)
+        )
+        for (dp, tp, ep), prefill in dict.fromkeys(pairs):
+            size = prefill[0] * prefill[1]
             for first in counts.get("prefill_servers", range(1, devices // size + 1)):
                 second, rest = divmod(devices - first * size, dp * tp)
                 wanted = counts.get("decode_servers", (second,))
