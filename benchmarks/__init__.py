@@ -1,1 +1,1 @@
-"""Speed and memory as ratios against a named floor or peer, measured in the same run."""
+"""Benchmarks of speed, memory and accuracy, as ratios against a floor or peer of the same run."""

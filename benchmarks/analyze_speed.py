@@ -1,9 +1,9 @@
-"""``hespas analyze --report`` on a PyTorch profile of 500 MB, against a bare typed decode of its bytes.
+"""CPU time and memory of ``hespas analyze --report`` on a PyTorch profile of 500 MB, against a typed decode.
 
-``python -m benchmarks.analyze_speed [TRACE] [--megabytes N]``: a trace (by default a fixture) is repeated up
-to that size, each copy behind the one before it, with steps and ids of its own. Prints CPU seconds (user and
-system) and peak memory (10^6 bytes) of whole processes, and both as ratios to the floor, which keeps every
-event, as a program without blocks would. Exits 1 where a ratio is above its bound.
+``python -m benchmarks.analyze_speed [TRACE] [--megabytes N]`` repeats a trace (default: a fixture) up to the
+given size. The copies follow each other in time and have their own steps and ids. Prints CPU seconds (user
+and system) and peak memory (10^6 bytes) of whole processes, and both as ratios to the floor. The floor
+decodes the bytes and holds all events in memory at once. Exits with 1 if a ratio is above its bound.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ _MEGABYTES = 500
 _RUNS = 3
 _MOST_CPU, _MOST_MEMORY = 6.0, 0.5
 _IDS = ("correlation", "External id", "Ev Idx", "Record function id", "Python id", "Python parent id")
-"""What is counted up in a recording; links between events follow them."""
+"""Arguments that number or link events; each copy of the trace gets its own range of these numbers."""
 _STEP = re.compile(r"(ProfilerStep#)(\d+)")
 
 _Event = dict[str, Any]
 
 
 def repeat_trace(source: Path, path: Path, megabytes: float) -> int:
-    """Write copies of a trace one behind the other until they have this size; returns how many events."""
+    """Write copies of a trace, one after the other in time, up to a size. Return the number of events."""
     data = source.read_bytes()
     document: dict[str, Any] = json.loads(gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data)
     events: list[_Event] = document.pop("traceEvents")
@@ -64,12 +64,12 @@ def repeat_trace(source: Path, path: Path, megabytes: float) -> int:
 
 def _numbers(events: list[_Event]) -> Iterator[int]:
     for each in events:
-        told = (each.get("id"), *(each.get("args", {}).get(name) for name in _IDS))
-        yield from (number for number in told if isinstance(number, int))
+        numbers = (each.get("id"), *(each.get("args", {}).get(name) for name in _IDS))
+        yield from (number for number in numbers if isinstance(number, int))
 
 
 def _moved(event: _Event, copy: int, period_us: float, ids: int, steps: int) -> _Event:
-    """An event of the copy of this number."""
+    """Return an event of copy number ``copy``, with shifted time, ids and step number."""
     moved = {**event, "ts": round(float(event["ts"]) + copy * period_us, 3)}
     if isinstance(event.get("id"), int):
         moved["id"] = event["id"] + copy * ids
@@ -87,10 +87,14 @@ def _line(name: str, usage: Usage) -> str:
 
 
 def main() -> int:
-    """Measure and print."""
+    """Measure and print. Return 1 if a ratio is above its bound, else 0."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("trace", nargs="?", type=Path, default=_FIXTURE, help="what is repeated")
-    parser.add_argument("--megabytes", type=float, default=_MEGABYTES, help="default: %(default)s")
+    parser.add_argument(
+        "trace", nargs="?", type=Path, default=_FIXTURE, help="trace to repeat (default: a fixture)"
+    )
+    parser.add_argument(
+        "--megabytes", type=float, default=_MEGABYTES, help="size in MB (default: %(default)s)"
+    )
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         path = Path(scratch) / "job.rank0.pt.trace.json"
@@ -100,7 +104,7 @@ def main() -> int:
         analyze = [program, "analyze", str(path), "--report", f"{scratch}/out"]
         floor_command = [sys.executable, "-c", FLOOR, str(path)]
         ours, floor, _ = alternate([*analyze, "--overwrite", "--quiet"], floor_command, _RUNS)
-    print(f"{size / 1e6:.0f} MB, {events:,} events: analysed with a page, against a bare typed decode")
+    print(f"{size / 1e6:.0f} MB, {events:,} events: hespas analyze --report, against a bare typed decode")
     print(_line("analyze", ours))
     print(_line("floor", floor))
     cpu = (ours.user_s + ours.system_s) / (floor.user_s + floor.system_s)

@@ -1,12 +1,13 @@
-"""Mode astra of the simulator, in CPU seconds: ``python -m benchmarks.astra_speed``.
+"""CPU seconds of simulator mode astra: ``python -m benchmarks.astra_speed``.
 
-Five jobs are made here: a ring all-reduce of 1,024 ranks; a Llama-7B-like step of some 1,300 nodes per rank
-(32 layers, tensor parallel by 8, gradients reduced between the replicas) at 256 ranks and more; the same with
-congestion; a ring of 256 ranks that start at different times; and a pipeline of unlike stages on 64 ranks, of
-16 microbatches. The first two are run as commands on folders of traces, less the same command on two ranks
-(what the interpreter and imports take), and once more as values. Exits 1 past the bounds: 0.2, 1, 1.5 and 2 s
-of CPU.
-ASTRA-sim 518bd51 takes 15.8 s and 29 s of CPU for them (its own event list is linear in its length).
+The benchmark generates five jobs: a ring all-reduce of 1,024 ranks; a Llama-7B-like step of about 1,300 nodes
+per rank (32 layers, tensor parallel by 8, gradients reduced between the replicas) on 256 ranks and more; the
+same with congestion; a ring of 256 ranks that start at different times; and a pipeline of different stages on
+64 ranks with 16 microbatches. The first two run as commands on folders of traces; the time of the same
+command on two ranks (interpreter and imports) is subtracted. They also run in this process. Exits with 1 if a
+job exceeds its bound: 0.2 s (ring), 1 s (Llama), 1.5 s (different starts) and 2 s (pipeline) of CPU.
+ASTRA-sim 518bd51 takes 15.8 s and 29 s of CPU for the first two (the cost of its event list is linear in its
+length).
 """
 
 from __future__ import annotations
@@ -69,15 +70,16 @@ def _job(builder: GraphBuilder, ranks: int) -> Workload:
 
 
 def ring_all_reduce(ranks: int, size: int = 1 << 20) -> Workload:
-    """One all-reduce of all ranks."""
+    """Return a job with one all-reduce of all ranks; ``size`` is in bytes."""
     builder = GraphBuilder("all_reduce")
     _reduced(builder, size, None, [])
     return _job(builder, ranks)
 
 
 def llama_like(ranks: int) -> Workload:
-    """Forward and backward through 32 layers of 17 and 23 nodes: two all-reduces of activations each way
-    between 8 ranks, and one of a layer's gradients between the replicas beside the backward pass.
+    """Return a step of 32 layers, forward (17 nodes per layer) and backward (23). Each pass of a layer has
+    two all-reduces of activations over 8 ranks; backward also starts an all-reduce of the layer's gradients
+    over the replicas, which overlaps the rest of the pass.
     """
     builder = GraphBuilder("llama")
     tensor = StridedGroups(((ranks // _TENSOR, _TENSOR),), ((_TENSOR, 1),))
@@ -95,7 +97,7 @@ def llama_like(ranks: int) -> Workload:
 
 
 def skewed_ring(ranks: int) -> Workload:
-    """One all-reduce of ranks that start at different times."""
+    """Return a job with one all-reduce of ranks that start at different times."""
     builders = [GraphBuilder(f"rank {rank}") for rank in range(ranks)]
     for rank, builder in enumerate(builders):
         _reduced(builder, 1 << 20, None, [_node(builder, NodeKind.COMPUTE, [], rank % 7 + 1)])
@@ -104,8 +106,8 @@ def skewed_ring(ranks: int) -> Workload:
 
 
 def pipeline(folder: Path, microbatches: int = 16) -> Workload:
-    """Llama-3-8B on 64 ranks: 4 replicas, tensor parallel by 4, 4 stages, and a norm of all gradients at the
-    end, with times on H100.
+    """Generate and read a Llama-3-8B step on 64 ranks (4 replicas, tensor parallel by 4, 4 stages, a norm of
+    all gradients at the end) with times on H100.
     """
     hespas_command = str(Path(sys.executable).with_name("hespas"))
     layout = ["--dp", "4", "--tp", "4", "--pp", "4", "--global-batch", str(4 * microbatches)]
@@ -128,7 +130,7 @@ def pipeline(folder: Path, microbatches: int = 16) -> Workload:
 
 
 def _system(folder: Path, topology: list[str], npus: list[int], chunks: int = 1) -> list[str]:
-    """Files of a system, as options of the command."""
+    """Write the system and network files. Return the options of the command that name them."""
     implementations = {
         f"{kind}-implementation": ["ring"] * len(npus)
         for kind in ("all-reduce", "all-gather", "reduce-scatter")
@@ -161,7 +163,7 @@ def _command(workload: Workload, folder: Path, topology: list[str], npus: list[i
 
 
 def _beyond(command: list[str], start: list[str]) -> float:
-    """CPU seconds of a command beyond those of another that is run in turn with it."""
+    """Return the median difference of CPU seconds between ``command`` and ``start``, which run in turn."""
     pairs = [(run(command), run(start)) for _ in range(_RUNS)]
     return statistics.median(
         each.user_s + each.system_s - other.user_s - other.system_s for each, other in pairs
@@ -171,7 +173,9 @@ def _beyond(command: list[str], start: list[str]) -> float:
 def _value(
     workload: Workload, folder: Path, topology: list[str], npus: list[int], *, congested: int = 0
 ) -> float:
-    """CPU seconds of the simulation of what is read already; with congestion between ``congested`` chunks."""
+    """Return CPU seconds of the simulation alone, without reading. ``congested`` is the number of active
+    chunks per dimension of a simulation with congestion (0: without congestion).
+    """
     folder.mkdir()
     hespas.write(workload, folder / "traces", format="chakra")
     read = hespas.read(folder / "traces")
@@ -186,9 +190,11 @@ def _value(
 
 
 def main() -> int:
-    """Measure, print, and say whether the bounds hold."""
+    """Measure and print. Return 1 if a bound is exceeded, else 0."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--many", type=int, default=4096, help="ranks of the last job without congestion")
+    parser.add_argument(
+        "--many", type=int, default=4096, help="ranks of the largest Llama job (default: %(default)s)"
+    )
     many: int = parser.parse_args().many
     missed = False
     with TemporaryDirectory() as scratch:
@@ -202,8 +208,8 @@ def main() -> int:
             alone_s = _value(workload, folder / f"{name}-value", topology, npus)
             nodes = sum(map(len, workload.classes))
             print(
-                f"{name}: {workload.num_ranks:,} ranks of {nodes:,} nodes each: the command {spent_s:.2f} s "
-                f"CPU beyond that on two ranks, the simulation alone {alone_s:.3f} s"
+                f"{name}: {workload.num_ranks:,} ranks of {nodes:,} nodes each: command {spent_s:.2f} s "
+                f"CPU more than on two ranks, simulation alone {alone_s:.3f} s"
             )
             missed |= spent_s > _BOUNDS_S[name]
         for name, workload, topology, npus in (
@@ -211,10 +217,10 @@ def main() -> int:
             ("pipeline", pipeline(folder / "llama-3-8b"), ["FullyConnected", "Switch"], [4, 16]),
         ):
             alone_s = _value(workload, folder / name, topology, npus)
-            print(f"{name}: {workload.num_ranks:,} ranks: the simulation alone {alone_s:.3f} s CPU")
+            print(f"{name}: {workload.num_ranks:,} ranks: simulation alone {alone_s:.3f} s CPU")
             missed |= alone_s > _BOUNDS_S[name]
         alone_s = _value(llama_like(many), folder / "many", ["Switch"] * 2, [8, many // 8])
-        print(f"llama: {many:,} ranks: the simulation alone {alone_s:.3f} s CPU")
+        print(f"llama: {many:,} ranks: simulation alone {alone_s:.3f} s CPU")
         for name, workload, wire, chunks in (
             ("ring", ring_all_reduce(256), "Ring", 1),
             ("ring, 2 chunks at once", ring_all_reduce(256), "Ring", 2),

@@ -1,8 +1,9 @@
-"""A training step of a Llama captured for more and more devices, against the capture for eight.
+"""Cost of the capture of a Llama training step for 8 to 65,536 devices, against the capture for 8.
 
-``python -m benchmarks.capture_scale``: the two layers of `fixtures/make/llama.py`, FSDP and tensor parallel,
-whose sizes divide by the mesh. CPU seconds of all processes, peak memory of the largest, and their ratio to
-that of eight devices. Exits 1 where 65,536 devices take more than 10 s or 1 GB.
+``python -m benchmarks.capture_scale`` captures the two layers of `fixtures/make/llama.py` with FSDP and
+tensor parallelism; all sizes divide by the mesh. Prints CPU seconds of all processes, their ratio to the
+capture for eight devices, and peak memory of the largest process. Exits with 1 if 65,536 devices take more
+than 10 s or 1 GB.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ def build(mesh):
 
 
 def main() -> int:
-    """Measure and print; 1 past a bound."""
+    """Measure and print. Return 1 if a bound is exceeded, else 0."""
     with tempfile.TemporaryDirectory() as scratch:
         module = Path(scratch, "llama_step.py")
         module.write_text(_MODULE, encoding="utf-8")
@@ -52,7 +53,7 @@ def main() -> int:
 
 
 def _capture(hespas: str, module: Path, mesh: tuple[int, int]) -> Usage:
-    """The median of the rounds."""
+    """Return the median CPU seconds and the largest peak memory of the rounds."""
     command = [hespas, "capture", f"{module}:build", "--mesh", f"data={mesh[0]},model={mesh[1]}", "--quiet"]
     usages = [run(command) for _ in range(_ROUNDS)]
     return Usage(

@@ -1,8 +1,8 @@
-"""A StableHLO program to Chakra traces, against a process that only loads jaxlib's bindings and parses it.
+"""Cost of the conversion of a StableHLO program to Chakra traces, against parsing it with jaxlib's bindings.
 
-``python -m benchmarks.convert_speed [PROGRAM]``; the default is ResNet-50 training where the
-sample workloads stand beside the checkout, else a fixture. Prints user CPU seconds, peak
-memory and their ratio.
+``python -m benchmarks.convert_speed [PROGRAM]``; the default is ResNet-50 training if the sample workloads
+are in ``../shared``, else a fixture. Prints CPU seconds (user and system), peak memory and the ratio of user
+CPU seconds.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ ir.Module.parse(data, context)
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measure and print the conversion and the floor."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
         "program", nargs="?", type=Path, default=_DEFAULT, help="StableHLO (default: %(default)s)"
@@ -54,7 +54,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         command = [convert, str(program), f"{scratch}/out", "--hardware", "H100-SXM", "--overwrite"]
         ours, floor, ratio = alternate(command, [sys.executable, "-c", _FLOOR, str(program)])
-    print(f"{program.name}: to Chakra traces, against loading jaxlib's bindings and parsing only")
+    print(f"{program.name}: conversion to Chakra traces, against loading jaxlib's bindings and parsing")
     print(f"  convert  {ours.user_s:6.2f} s user  {ours.system_s:5.2f} s system  {ours.peak_mb:6.0f} MB peak")
     print(
         f"  floor    {floor.user_s:6.2f} s user  {floor.system_s:5.2f} s system  {floor.peak_mb:6.0f} MB peak"

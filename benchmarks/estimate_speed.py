@@ -1,7 +1,8 @@
-"""A graph of a million operations estimated by the composite: ``python -m benchmarks.estimate_speed``.
+"""CPU time of estimates of a million operations by the composite: ``python -m benchmarks.estimate_speed``.
 
-The program is made here: 250 layers of their own sizes, each called a hundred times. Distinct operations are
-estimated once; the floor is one pass over the columns that an estimate fills. Exits 1 past ten CPU seconds.
+The benchmark generates the program: 250 layers of different sizes, each called a hundred times. The composite
+estimates distinct operations once. The floor fills the columns of an estimate once. Exits with 1 above ten
+CPU seconds.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _BOUND_S = 10.0
 
 
 def _layer(number: int) -> str:
-    """A function of 40 operations on sizes that no other layer has."""
+    """Return the text of a function with 40 operations, whose sizes differ from all other layers."""
     width = 64 * (8 + number)
     tokens = 128 * (1 + number % 16)
     rows, weights = f"tensor<{tokens}x{width}xbf16>", f"tensor<{width}x{width}xbf16>"
@@ -45,7 +46,9 @@ def _layer(number: int) -> str:
 
 
 def program(layers: int = _LAYERS, calls: int = _CALLS) -> str:
-    """The program as text: ``layers`` x ``calls`` x 40 operations once its calls are written out."""
+    """Return the text of a program with ``layers`` x ``calls`` x 40 operations after its calls are
+    expanded.
+    """
     arguments: list[str] = []
     body: list[str] = []
     for number in range(layers):
@@ -78,7 +81,7 @@ def _graph(layers: int) -> OpGraph:
 
 
 def main() -> int:
-    """Measure, print, and say whether the bound holds."""
+    """Measure and print. Return 1 if the bound is exceeded, else 0."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--layers", type=int, default=_LAYERS)
     parser.add_argument("--hardware", default="H100-SXM")

@@ -1,12 +1,11 @@
-"""The Chakra codec against the protobuf library: CPU time and peak memory, as ratios of one run.
+"""CPU time and peak memory of the Chakra codec, as ratios to the protobuf library in the same run.
 
     python benchmarks/et_codec.py [--nodes 1000000]
 
-Then 1,024 ranks of one class are written, against a plain copy of the same files.
-
-Both sides write and read all fields of the same synthetic trace, each in a process of its own, so that the
-peaks are of that side alone. Exit status 1 when a target is missed: write >= 5x, read-all >= 3x the library's
-speed, at most 300 MB; ranks at least half as fast as the copy.
+Both codecs write and read all fields of the same synthetic trace. Each runs in its own process, so that peak
+memory is of that codec alone. The benchmark then writes 1,024 ranks of one class and copies the same files.
+Exits with 1 if a target is missed: write >= 5x and read-all >= 3x the library's speed, peak at most 300 MB,
+files of all ranks at least half as fast as the copy.
 """
 
 from __future__ import annotations
@@ -50,12 +49,12 @@ _RANKS = 1024
 
 
 _PART = 4096
-"""Nodes that are encoded at once, as the writer does."""
+"""Number of nodes that are encoded at once, as in the writer."""
 
 
 def synthetic(nodes: range) -> EtColumns:
-    """Some nodes of a trace of compute nodes and, every tenth, all-reduces; two dependencies and three
-    attributes each.
+    """Return the given nodes of a synthetic trace. Every tenth node is an all-reduce, the others compute. A
+    node has up to two dependencies and three attributes.
     """
     chance = np.random.default_rng(1 + nodes.start)
     number = np.arange(nodes.start, nodes.stop)
@@ -64,7 +63,7 @@ def synthetic(nodes: range) -> EtColumns:
     counts = np.minimum(number, 2)
     offsets = np.zeros(len(nodes) + 1, np.int64)
     np.cumsum(counts, out=offsets[1:])
-    # Node i needs nodes i-1 and i-2, as far as they exist.
+    # Node i depends on nodes i-1 and i-2 if they exist.
     place = np.arange(int(offsets[-1]), dtype=np.int64) - np.repeat(offsets[:-1], counts)
     deps = (np.repeat(number, counts) - 1 - place).astype(np.uint64)
     key = np.tile(np.array([0, 1, 2], np.int32), len(nodes))
@@ -110,12 +109,12 @@ def synthetic(nodes: range) -> EtColumns:
 
 
 def parts_of(nodes: int) -> list[EtColumns]:
-    """The whole synthetic trace in parts."""
+    """Return the whole synthetic trace in parts of 4,096 nodes."""
     return [synthetic(range(first, min(first + _PART, nodes))) for first in range(0, nodes, _PART)]
 
 
 def write_with_hespas(parts: list[EtColumns], path: Path) -> None:
-    """Write the parts as the writer does."""
+    """Write the parts with the encoder of the Chakra writer."""
     with path.open("wb") as stream:
         for piece in encoded(parts):
             stream.write(piece.data)
@@ -130,7 +129,7 @@ def _varint(value: int) -> bytes:
 
 
 def write_with_library(parts: list[EtColumns], path: Path) -> None:
-    """One message object per node, as the library's users do."""
+    """Write the parts with the protobuf library, one message object per node."""
     messages = reference_messages()
     members = {27: "bool_val", 9: "int64_val", 13: "uint64_val"}
     with path.open("wb") as stream:
@@ -159,7 +158,7 @@ def write_with_library(parts: list[EtColumns], path: Path) -> None:
 
 
 def read_with_library(path: Path) -> int:
-    """Parse every message and read every field of it."""
+    """Parse every message with the protobuf library and read all fields. Return the number of nodes."""
     messages = reference_messages()
     data = path.read_bytes()
     at, count = 0, -1
@@ -186,7 +185,9 @@ def _read_all_fields(node: Any) -> tuple[object, ...]:
 
 
 def spmd_step(ranks: int) -> Workload:
-    """Sixty layers of products, an all-reduce over eight neighbours or over the rest, a few permutes."""
+    """Return a job of 60 layers on an (N / 8, 8) mesh. A layer has ten matmuls and one communication: an
+    all-reduce over either mesh axis, or (every eighth layer) a permute.
+    """
     builder = GraphBuilder("step")
     mesh = [ranks // 8, 8]
     groups = [builder.group_set(StridedGroups.from_mesh(mesh, [axis])) for axis in (1, 0)]
@@ -224,7 +225,9 @@ def spmd_step(ranks: int) -> Workload:
 
 
 def _write_ranks(folder: Path) -> dict[str, float]:
-    """How much faster all ranks are written than copied: the median over runs in turn, and the extremes."""
+    """Return copy time over write time of the files of all ranks: median, minimum and maximum of five rounds,
+    and the bytes of all files.
+    """
     workload = spmd_step(_RANKS)
     speeds: list[float] = []
     size = 0
@@ -248,7 +251,7 @@ def _timed(action: Callable[[], object]) -> float:
 
 
 def _side(name: str, folder: Path, nodes: int) -> dict[str, float]:
-    """Run one side in this process."""
+    """Run one codec and direction in this process. Return CPU seconds, nodes/s and peak memory [MB]."""
     if name == "write-hespas":
         parts = parts_of(nodes)
         seconds = _timed(lambda: write_with_hespas(parts, folder / "hespas.et"))
@@ -264,7 +267,7 @@ def _side(name: str, folder: Path, nodes: int) -> dict[str, float]:
 
 
 def _run(name: str, folder: Path, nodes: int) -> dict[str, float]:
-    """Run one side in a process of its own."""
+    """Run one codec and direction in a new process, and print its figures."""
     command = [sys.executable, __file__, "--side", name, "--folder", str(folder), "--nodes", str(nodes)]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     result: dict[str, float] = json.loads(done.stdout)
@@ -276,11 +279,13 @@ def _run(name: str, folder: Path, nodes: int) -> dict[str, float]:
 
 
 def main() -> int:
-    """Run the comparison, or one side of it."""
+    """Run the comparison, or one codec of it (``--side``). Return 1 if a target is missed, else 0."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--nodes", type=int, default=1_000_000)
+    parser.add_argument(
+        "--nodes", type=int, default=1_000_000, help="nodes of the trace (default: %(default)s)"
+    )
     parser.add_argument("--side", help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -304,7 +309,7 @@ def main() -> int:
     print(f"peak: {peak:.0f} MB (target {_MEMORY_TARGET_MB:g} MB)")
     speed = ranks["speed"]
     print(
-        f"{_RANKS} ranks, {ranks['bytes'] / 1e6:.0f} MB: {speed:.2f}x a plain copy "
+        f"{_RANKS} ranks, {ranks['bytes'] / 1e6:.0f} MB: {speed:.2f}x the speed of a plain copy "
         f"(min {ranks['low']:.2f}, max {ranks['high']:.2f}; target {_COPY_TARGET:g}x)"
     )
     met = (

@@ -1,10 +1,10 @@
-"""Matrix products of replayed graphs, row by row beside what a peer makes of the same recordings.
+"""Comparison of matrix products in replayed CUDA graphs with the table of a peer (TraceLens), row by row.
 
-``python -m benchmarks.graph_replay_peer [FOLDER]``: every ``NAME.replay.json.gz`` of the folder is joined
-with its ``NAME.capture*.json.gz``; ``NAME.peer_summary.csv`` is the peer's table (TraceLens). Rows are
-products of one shape: number of calls, GFLOP of a call with its bias, and time of their kernels. Exits 1
-where one differs, device time is lost, or too little of it has a cost. Products within attention and within a
-mixture of experts are no rows: no record of the recordings states their sizes.
+``python -m benchmarks.graph_replay_peer [FOLDER]`` links every ``NAME.replay.json.gz`` of the folder with its
+``NAME.capture*.json.gz``; ``NAME.peer_summary.csv`` is the table of TraceLens. A row has the products of one
+shape: number of calls, GFLOP per call with bias, and kernel time. Exits with 1 if a row differs, device time
+is lost, or less than 95 % of it has costs. Products inside attention and mixtures of experts are not
+compared, because the recordings do not state their sizes.
 """
 
 from __future__ import annotations
@@ -30,11 +30,13 @@ _FOLDER = Path(__file__).parents[2] / "shared" / "data" / "profiles" / "graph_re
 _REPLAY, _PEER = ".replay.json.gz", ".peer_summary.csv"
 _LEAST_COSTED = 0.95
 _MOST_OFF_US = 0.5
-"""Of the peer's sum of times, which are whole microseconds with an eighth."""
+"""Largest accepted difference to the peer's sum of kernel times [us], which is rounded."""
 
 
 class Product(NamedTuple):
-    """Products of one shape: ours and the peer's number of calls, GFLOP of a call, and time [us]."""
+    """Products of one shape: number of calls, GFLOP per call and kernel time [us], each from Hespas and the
+    peer.
+    """
 
     shape: tuple[int, int, int]
     calls: tuple[int, int]
@@ -43,7 +45,7 @@ class Product(NamedTuple):
 
     @property
     def agrees(self) -> bool:
-        """Whether calls and FLOPs are equal, and times are as far as the peer's table shows them."""
+        """True if calls and FLOPs are equal, and times agree to the precision of the peer's table."""
         flops = abs(self.gflop[0] - self.gflop[1]) <= 1e-9 * self.gflop[1]
         return (
             self.calls[0] == self.calls[1] and flops and abs(self.time_us[0] - self.time_us[1]) < _MOST_OFF_US
@@ -51,7 +53,7 @@ class Product(NamedTuple):
 
 
 class _Shape(msgspec.Struct):
-    """Extents in the peer's column of a product's parameters."""
+    """Sizes of a product in the parameter column of the peer's table."""
 
     m: int = msgspec.field(name="M")
     n: int = msgspec.field(name="N")
@@ -59,17 +61,20 @@ class _Shape(msgspec.Struct):
 
 
 def pairs_in(folder: Path) -> Iterator[tuple[str, Path, list[Path], Path]]:
-    """Name, replay, captures and the peer's table of each recording."""
+    """Yield name, replay, captures and the peer's table of each recording in a folder."""
     for replay in sorted(folder.glob(f"*{_REPLAY}")):
         name = replay.name.removesuffix(_REPLAY)
         yield name, replay, sorted(folder.glob(f"{name}.capture*.json.gz")), folder / f"{name}{_PEER}"
 
 
 def compared(replay: Path, captures: Sequence[Path], peer: Path) -> tuple[list[Product], CostedOps, Profile]:
-    """The products of a recording by shape, ours beside the peer's, longest first; and all that is costed."""
+    """Return the products of a recording by shape, longest first, with the costed operations and the profile.
+
+    Raises ``TypeError`` if ``replay`` is not a profile.
+    """
     profile = read(replay, capture=captures)
     if not isinstance(profile, Profile):
-        raise TypeError(f"{replay} is no profile")
+        raise TypeError(f"{replay} is not a profile")
     costed = costed_ops(profile)
     ours, theirs = _ours(costed), _theirs(peer)
     nothing = (0, 0.0, 0.0)
@@ -81,11 +86,13 @@ def compared(replay: Path, captures: Sequence[Path], peer: Path) -> tuple[list[P
 
 
 _Row = tuple[int, float, float]
-"""Calls, GFLOP of one, time of all [us]."""
+"""Number of calls, GFLOP per call, and time of all calls [us]."""
 
 
 def _ours(costed: CostedOps) -> dict[tuple[int, int, int], _Row]:
-    """Nodes that are one product each: attention and experts have several, or products in a batch."""
+    """Return the products of nodes with exactly one, unbatched product. Attention and experts are excluded by
+    this.
+    """
     graph, table = costed.graph, costed.graph.contractions
     alone = np.bincount(table.node, minlength=len(graph))[table.node] == 1
     rows = np.flatnonzero(alone & (table.batch == 1))
@@ -128,7 +135,7 @@ def _text(row: Product) -> str:
 
 
 def main() -> int:
-    """Print the rows; 1 where some differ."""
+    """Print the rows. Return 1 if a row differs or a bound is missed, else 0."""
     parser = argparse.ArgumentParser("python -m benchmarks.graph_replay_peer", description=__doc__)
     parser.add_argument("folder", nargs="?", type=Path, default=_FOLDER)
     folder: Path = parser.parse_args().folder
@@ -140,7 +147,8 @@ def main() -> int:
         kept = float(costed.busy_ns.sum()) == float(profile.duration_ns.sum())
         linked = float(profile.duration_ns[profile.host_event >= 0].sum() / profile.duration_ns.sum())
         print(
-            f"{name}: {linked:.2%} of the device time linked, {costed.coverage:.2%} costed, all kept: {kept}"
+            f"{name}: {linked:.2%} of the device time linked, {costed.coverage:.2%} costed, "
+            f"device time preserved: {kept}"
         )
         missed |= not kept or costed.coverage < _LEAST_COSTED
         for row in rows:

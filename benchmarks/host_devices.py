@@ -1,11 +1,11 @@
-"""Training steps on devices of this machine's CPU: predicted first, then run.
+"""Error of predicted training steps on the devices of this machine's CPU, against measured steps.
 
-``python -m benchmarks.host_devices [--rounds N]``: the steps of `fixtures/make/host_steps.py` on 1 and on 4
-devices. Each is captured for its mesh and predicted as the sum of its operations, each region of them timed
-alone while all devices do the same (``xla:devices=N``), and of what it takes to touch the memory that the
-compiler says it works in, where the C library gets that anew for every step; only then the whole step is run.
-A round does both, one after the other, as machines that others share change from minute to minute; the error
-of a step is the median of its rounds. Exits 1 where that of any step is above 15 %.
+``python -m benchmarks.host_devices [--rounds N]`` uses the steps of `fixtures/make/host_steps.py` on 1 and on
+4 devices. A step is captured for its mesh. Its predicted time is the sum of its operations, each region timed
+alone while all devices run the same region (``xla:devices=N``), plus the time of first touches of the working
+memory that the compiler reports, if the C library allocates that memory anew in every step. The whole step
+runs after its prediction. A round does both, because the speed of shared machines changes from minute to
+minute. The error of a step is the median of its rounds. Exits with 1 if the error of a step is above 15 %.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ _LEAST_RUNS, _LEAST_S = 10, 4.0
 
 
 def main() -> int:
-    """Predict, run and print."""
+    """Predict, run and print. Return 1 if an error is above the bound, else 0."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.host_devices", description=__doc__)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=3, help="rounds per step (default: %(default)s)")
     for mode in ("--compile", "--run"):
         parser.add_argument(mode, nargs=3, metavar=("STEP", "DATA", "MODEL"), help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -50,17 +50,18 @@ def main() -> int:
         name, data, model = options.compile or options.run
         print(_figure(name, (int(data), int(model)), runs=bool(options.run)))
         return 0
-    print("step        devices  predicted ms     ran ms    error   every round")
+    print("step        devices  predicted ms measured ms   error   error per round")
     errors: list[float] = []
     for name in _STEPS:
         for mesh in _MESHES:
             pairs = [(predicted_s(name, mesh), ran_s(name, mesh)) for _ in range(options.rounds)]
-            rounds = [said / took - 1 for said, took in pairs]
+            rounds = [predicted / measured - 1 for predicted, measured in pairs]
             errors.append(abs(median(rounds)))
-            said, took = (median(column) * 1e3 for column in zip(*pairs, strict=True))
+            predicted, measured = (median(column) * 1e3 for column in zip(*pairs, strict=True))
             every = " ".join(f"{each:+.1%}" for each in rounds)
             print(
-                f"{name:11} {mesh[0] * mesh[1]:7} {said:13.1f} {took:10.1f} {median(rounds):+8.1%}   {every}",
+                f"{name:11} {mesh[0] * mesh[1]:7} {predicted:13.1f} {measured:10.1f} "
+                f"{median(rounds):+8.1%}   {every}",
                 flush=True,
             )
     print(f"median error {median(errors):.1%}, largest {max(errors):.1%}, {len(errors)} steps")
@@ -68,27 +69,29 @@ def main() -> int:
 
 
 def predicted_s(name: str, mesh: tuple[int, int]) -> float:
-    """A step that was not run [s]: the sum of its operations, and of first touches of its memory."""
+    """Return the predicted time of a step [s]: its operations and the first touches of its memory."""
     text = f"data={mesh[0]},model={mesh[1]}"
     done = hespas.capture(f"{_MODULE}:{name}", mesh=text, diagnostics=Diagnostics())
-    with TemporaryDirectory() as folder:  # what was measured in another minute does not count
+    with TemporaryDirectory() as folder:  # a new cache: times of earlier rounds are not reused
         model = f"xla:devices={mesh[0] * mesh[1]},cache={folder}"
         cpu = Path(__file__).parents[1] / "fixtures" / "recorded" / "recorded-cpu.toml"
-        said = hespas.estimate(
+        estimates = hespas.estimate(
             done.workload, str(cpu), estimator=model, granularity="op", diagnostics=Diagnostics()
         )
-    operations_s = float(said.to_pandas()["duration_ns"].astype(float).sum()) / 1e9
+    operations_s = float(estimates.to_pandas()["duration_ns"].astype(float).sum()) / 1e9
     works_in = int(_in_child("--compile", name, mesh))
     return operations_s + (_touched_s(works_in, mesh[0] * mesh[1]) if works_in > _KEPT_BYTES else 0.0)
 
 
 _KEPT_BYTES = 32 << 20
-"""What glibc returns to the system at once when it is freed (``DEFAULT_MMAP_THRESHOLD_MAX``)."""
+"""Size above which glibc returns freed memory to the system at once (``DEFAULT_MMAP_THRESHOLD_MAX``)."""
 _TOUCHES = 3
 
 
 def _touched_s(size: int, devices: int) -> float:
-    """What it takes all cores to write to new memory of so many bytes for each device, beyond writing [s]."""
+    """Return the time of first touches [s]: all cores write to ``size`` new bytes per device, less the time
+    of a second write.
+    """
     threads = max(devices, len(os.sched_getaffinity(0)))
     part = size * devices // threads
 
@@ -109,12 +112,12 @@ def _touched_s(size: int, devices: int) -> float:
 
 
 def ran_s(name: str, mesh: tuple[int, int]) -> float:
-    """The median time of a step [s]."""
+    """Return the measured time of a step [s], a median."""
     return _in_child("--run", name, mesh)
 
 
 def _in_child(mode: str, name: str, mesh: tuple[int, int]) -> float:
-    """A figure from a process that has as many devices as the mesh."""
+    """Return the figure that a new process prints, which has as many devices as the mesh."""
     flags = f"--xla_force_host_platform_device_count={mesh[0] * mesh[1]}"
     command = [sys.executable, "-m", "benchmarks.host_devices", mode, name, *map(str, mesh)]
     environment = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}
@@ -122,7 +125,7 @@ def _in_child(mode: str, name: str, mesh: tuple[int, int]) -> float:
 
 
 def _figure(name: str, shape: Sequence[int], *, runs: bool) -> float:
-    """The time of a step [s], or the bytes that it works in on one device."""
+    """Return the median time of a step [s] if ``runs``, else its working memory on one device [bytes]."""
     jax: Any = import_module("jax")
     devices = np.array(jax.devices()).reshape(shape)
     automatic = (jax.sharding.AxisType.Auto,) * 2

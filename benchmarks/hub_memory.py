@@ -1,7 +1,7 @@
-"""Memory of a graph of a million nodes with two dependencies each. Run: ``python benchmarks/hub_memory.py``.
+"""Memory of a graph of a million nodes with two dependencies each: ``python benchmarks/hub_memory.py``.
 
-Prints what the columns say they take and what the process grew by; exits 1 where either is past 120 bytes a
-node.
+Prints ``nbytes`` of the columns and the growth of resident memory. Exits with 1 if either exceeds 120 bytes
+per node.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ _OPS = ("dot_general", "add", "multiply", "transpose", "reduce", "all_reduce")
 
 
 def build(nodes: int) -> OpGraph:
-    """A graph as a reader makes it: distinct names, few ops and types, costs, two dependencies a node."""
+    """Return a graph like those of readers: distinct names, few ops and types, costs, two dependencies per
+    node.
+    """
     builder = GraphBuilder("benchmark")
     ops = [builder.strings.add(op) for op in _OPS]
     types = [builder.types.add(dtype("bf16"), (rows, 128)) for rows in (64, 128, 256)]
@@ -45,7 +47,7 @@ def build(nodes: int) -> OpGraph:
 
 
 def _resident_mb() -> float:
-    """Resident memory of this process now, in MB; the peak where the system does not tell."""
+    """Return the resident memory of this process [MB], or its peak on systems without /proc."""
     try:
         pages = int(Path("/proc/self/statm").read_text().split()[1])
     except OSError:
@@ -54,7 +56,7 @@ def _resident_mb() -> float:
 
 
 def _return_free_memory() -> None:
-    """Have the allocator hand back what is free, so that what is measured is what the graph holds."""
+    """Return free memory of the allocator to the system, so that only the graph is measured."""
     gc.collect()
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc only
     if trim is not None:
@@ -62,9 +64,11 @@ def _return_free_memory() -> None:
 
 
 def main() -> int:
-    """Measure, print, and say whether the bound holds."""
+    """Measure and print. Return 1 if the bound is exceeded, else 0."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--nodes", type=int, default=1_000_000)
+    parser.add_argument(
+        "--nodes", type=int, default=1_000_000, help="nodes of the graph (default: %(default)s)"
+    )
     nodes = int(parser.parse_args().nodes)
     before = _resident_mb()
     graph = build(nodes)
