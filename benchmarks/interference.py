@@ -1,13 +1,14 @@
-"""How much slower kernels run beside collectives: factors of :mod:`hespas.hardware.kernel_shares`.
+"""Fits of the interference factors of :mod:`hespas.hardware.kernel_shares` to recorded traces.
 
-``python -m benchmarks.interference FOLDER`` takes the traces of :data:`TRACES` that the folder has (archives
-unpacked by themselves). A kernel by name, grid and shapes of its operands runs alone (under 2 % of its time
-beside a collective) and beside one (over half): what it takes longer, over the median alone and the share of
-its time beside, is summed over kernels and divided by what the form of
-:mod:`hespas.simulator.interference` says with a factor of 1. Errors: standard deviations of 400 draws of
-kinds of kernels. Held out: the time beside collectives as the mean of the other traces predicts it, against
-what was measured, and against no interference. Collectives beside kernels: the slope of their time over the
-share beside kernels, which waits for other ranks hide.
+``python -m benchmarks.interference [FOLDER]`` reads the traces of :data:`TRACES` that the folder holds
+(archives are unpacked). Kernels are grouped by name, grid and operand shapes. An execution is alone if less
+than 2 % of its time overlaps collectives, and overlapped if more than half does. The slowdown of a group is
+the time of its overlapped executions beyond the median alone, relative to that median and the overlapped
+share of their time. The factor is the slowdown summed over groups, divided by the slowdown that the form of
+:mod:`hespas.simulator.interference` predicts with a factor of 1. Errors are standard deviations of 400
+bootstrap draws of groups. Held out: the relative error of the predicted time of overlapped kernels with the
+pooled factor of the other traces, and with no interference. Collectives: the slope of their time over the
+share that overlaps kernels; waits for other ranks hide part of it.
 """
 
 from __future__ import annotations
@@ -38,14 +39,14 @@ TRACES = {
     "MI350X": "mi350x_rocprofv3_908_results.json.gz",
 }
 _ARITHMETIC = ("gemm", "cutlass", "cijk", "attn", "bwd_kernel_fuse", "flash", "conv_")
-"""In the names of kernels that arithmetic limits; memory limits the others."""
+"""Parts of the names of compute-bound kernels. All other kernels count as memory-bound."""
 _BOUNDS: tuple[Bound, ...] = ("compute", "memory")
 _ALONE, _BESIDE, _SHORTEST_NS, _DRAWS = 0.02, 0.5, 2_000.0, 400
 
 
 class _Kernels(NamedTuple):
-    """Device work of one rank: what it is, how long it took, and for what share of that beside the other kind
-    (collectives for kernels, kernels for collectives).
+    """Device work of one rank: group key, whether it is a collective, duration [ns], and the share (0..1) of
+    the duration that overlaps the other kind (collectives for kernels, kernels for collectives).
     """
 
     key: list[str]
@@ -55,7 +56,9 @@ class _Kernels(NamedTuple):
 
 
 class Fitted(NamedTuple):
-    """A factor of one trace; ``alone_ns`` is what its ``n`` kernels beside collectives take alone."""
+    """A factor of one trace, from ``n`` overlapped executions in ``keys`` groups. ``alone_ns`` is their time
+    alone weighted with the overlapped share, ``added_ns`` the time that interference adds.
+    """
 
     value: float
     std_error: float
@@ -93,7 +96,7 @@ def _kernels(profile: Profile) -> _Kernels:
 
 
 def _by_key(ranks: Sequence[_Kernels], *, talks: bool) -> dict[str, FloatArray]:
-    """Times and shares beside the other kind, ``(executions, 2)``."""
+    """Return by key the durations [ns] and overlapped shares, each of shape ``(executions, 2)``."""
     rows: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for rank in ranks:
         columns = zip(
@@ -106,7 +109,9 @@ def _by_key(ranks: Sequence[_Kernels], *, talks: bool) -> dict[str, FloatArray]:
 
 
 def form_of(device: Device, bound: Bound) -> float:
-    """By what share a kernel takes longer with a factor of 1, while bytes move as fast as the links go."""
+    """Return the relative slowdown of a kernel with a factor of 1, while collectives use the full link
+    bandwidth.
+    """
     if bound == "compute":
         held = held_units(device)
         assert held is not None
@@ -120,7 +125,7 @@ def form_of(device: Device, bound: Bound) -> float:
 
 
 def _fit(ranks: Sequence[_Kernels], bound: Bound, form: float) -> Fitted:
-    """The factor of one trace."""
+    """Return the factor of one trace for compute-bound or memory-bound kernels."""
     found: list[tuple[float, float, float]] = []
     for key, rows in _by_key(ranks, talks=False).items():
         if any(word in key.lower() for word in _ARITHMETIC) != (bound == "compute"):
@@ -139,7 +144,9 @@ def _fit(ranks: Sequence[_Kernels], bound: Bound, form: float) -> Fitted:
 
 
 def fitted(folder: Path) -> dict[str, dict[Bound, Fitted]]:
-    """Per device of a trace in a folder, the factors of both bounds; prints what collectives show."""
+    """Return the factors of both bounds by device, for the traces of a folder. Prints the slope of
+    collectives.
+    """
     result: dict[str, dict[Bound, Fitted]] = {}
     for name, file in TRACES.items():
         if not (folder / file).exists():
@@ -147,12 +154,16 @@ def fitted(folder: Path) -> dict[str, dict[Bound, Fitted]]:
         ranks, device = [_kernels(each) for each in _profiles(folder / file)], load_device(name)
         result[name] = {bound: _fit(ranks, bound, form_of(device, bound)) for bound in _BOUNDS}
         slope, error, count = _of_collectives(ranks)
-        print(f"{name}: collectives beside kernels: {slope:+.2f} +- {error:.2f} of their time, n {count}")
+        print(
+            f"{name}: collectives that overlap kernels: {slope:+.2f} +- {error:.2f} of their time, n {count}"
+        )
     return result
 
 
 def _of_collectives(ranks: Sequence[_Kernels]) -> tuple[float, float, int]:
-    """The slope of the time of collectives over the share beside kernels, over the mean of their kind."""
+    """Return the slope of the time of collectives, relative to the mean of their group, over the share that
+    overlaps kernels; its standard error; and the number of collectives.
+    """
     times: list[FloatArray] = []
     shares: list[FloatArray] = []
     for rows in _by_key(ranks, talks=True).values():
@@ -166,7 +177,9 @@ def _of_collectives(ranks: Sequence[_Kernels]) -> tuple[float, float, int]:
 
 
 def pooled(fits: Sequence[Fitted]) -> tuple[float, float]:
-    """The mean of factors with random effects (DerSimonian and Laird), and the error of one more device."""
+    """Return the random-effects mean of factors (DerSimonian and Laird) and its prediction error for a new
+    device.
+    """
     value, variance = np.array([fit.value for fit in fits]), np.array([fit.std_error**2 for fit in fits])
     weight = 1.0 / variance
     mean = float((weight * value).sum() / weight.sum())
@@ -179,24 +192,25 @@ def pooled(fits: Sequence[Fitted]) -> tuple[float, float]:
 
 
 def main() -> int:
-    """Print the fits and how they predict each other."""
+    """Print the fits and the errors of held-out predictions. Return 0."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folder", type=Path, nargs="?", default=_FOLDER, help="with the traces")
+    parser.add_argument("folder", type=Path, nargs="?", default=_FOLDER, help="folder with the traces")
     fits = fitted(parser.parse_args().folder)
     if not fits:
-        print("no traces to fit: name the folder that has them")
+        print("no traces to fit: pass the folder with the traces as FOLDER")
         return 0
     for bound in _BOUNDS:
         for name, each in fits.items():
             fit, form = each[bound], form_of(load_device(name), bound)
             others = [every[bound] for other, every in fits.items() if other != name]
-            told_by = pooled(others)[0] if others else np.nan
-            told = f"{name} {bound}: factor {fit.value:.2f} +- {fit.std_error:.2f}"
+            pooled_factor = pooled(others)[0] if others else np.nan
+            fit_text = f"{name} {bound}: factor {fit.value:.2f} +- {fit.std_error:.2f}"
             measured = fit.alone_ns + fit.added_ns
             without = fit.alone_ns / measured - 1
-            held_out = (1 + max(told_by, 0.0) * form) * fit.alone_ns / measured - 1
+            held_out = (1 + max(pooled_factor, 0.0) * form) * fit.alone_ns / measured - 1
             print(
-                f"{told}, n {fit.n:,} of {fit.keys} kinds; {measured / fit.alone_ns - 1:+.1%} beside;"
+                f"{fit_text}, n {fit.n:,} in {fit.keys} groups;"
+                f" overlapped {measured / fit.alone_ns - 1:+.1%};"
                 f" held out {held_out:+.1%}, without interference {without:+.1%}"
             )
         value, error = pooled([each[bound] for each in fits.values()])

@@ -1,9 +1,10 @@
-"""Whole jobs simulated: a Llama-7B-like step of about 1,300 operations per rank on 256 and on 32,768 ranks.
+"""CPU time of simulations of a Llama-7B-like step on 256 and on 32,768 ranks.
 
-``python -m benchmarks.job_speed``: CPU seconds, and as ratios to the schedule of one rank of each class alone
-on the same graphs, in turn. Pipeline of 4 stages by tensor parallelism of 8 by data parallelism of the rest;
-then with a straggler, and (256 ranks) with jitter, which makes all ranks different. Exits 1 past 1 s at 256
-ranks or 10 s at 32,768 (where nothing but symmetry helps).
+``python -m benchmarks.job_speed`` prints CPU seconds, and the ratio to schedules of one rank of each class on
+the same graphs; both run in turn. The job has 4 pipeline stages, tensor parallelism of 8, and data
+parallelism of the rest. It also runs with a straggler, and (256 ranks) with jitter, which makes all ranks
+different. Exits with 1 above 1 s at 256 ranks or 10 s at 32,768 ranks, where only the symmetry of ranks makes
+the bound possible.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _LIMITS_S = {256: 1.0, 32_768: 10.0}
 
 @dataclass(slots=True)
 class _Stage:
-    """The program of one stage in the making: each operation waits for the one before it."""
+    """Builder of the program of one stage, in which each operation depends on the previous one."""
 
     builder: GraphBuilder
     last: int = -1
@@ -64,7 +65,9 @@ class _Stage:
 
 
 def _stage(stage: int, data: int) -> OpGraph:
-    """All microbatches forward, then backward, then gradients over the replicas."""
+    """Return the graph of a stage: all microbatches forward, then backward, then gradients over the
+    replicas.
+    """
     made = _Stage(GraphBuilder(f"stage{stage}"))
     shape = [_STAGES, data, _TENSOR]
     tensor, replicas = (StridedGroups.from_mesh(shape, [axis]) for axis in (2, 1))
@@ -89,7 +92,7 @@ def _stage(stage: int, data: int) -> OpGraph:
 
 
 def job(ranks: int) -> Workload:
-    """The job; ``ranks`` is a multiple of 32."""
+    """Return the job; ``ranks`` must be a multiple of 32."""
     data = ranks // (_STAGES * _TENSOR)
     classes = tuple(_stage(stage, data) for stage in range(_STAGES))
     return Workload(
@@ -106,7 +109,7 @@ def _seconds(workload: Workload, simulator: Simulator) -> float:
 
 
 def _measured(workload: Workload, simulator: Simulator) -> tuple[float, float]:
-    """The median of CPU seconds, and of their ratio to the rank classes alone."""
+    """Return the medians of CPU seconds, and of their ratio to schedules of the rank classes alone."""
     pairs = [(_seconds(workload, simulator), _seconds(workload, ListScheduler())) for _ in range(_ROUNDS)]
     return (
         statistics.median(mine for mine, _ in pairs),
@@ -115,7 +118,7 @@ def _measured(workload: Workload, simulator: Simulator) -> tuple[float, float]:
 
 
 def main() -> int:
-    """Measure and print; 1 where a limit is missed."""
+    """Measure and print. Return 1 if a bound is exceeded, else 0."""
     argparse.ArgumentParser(description=__doc__).parse_args()
     missed = False
     for ranks, limit_s in _LIMITS_S.items():

@@ -1,13 +1,13 @@
-"""How much of the device time of profiled programs finds its operations, with names and without.
+"""Share of device time that joins of JAX profiles match to operations, with names and without.
 
     python -m benchmarks.joins [PROGRAM ...]
 
-Each program of the fixtures that XLA compiles for a CPU, and a few more (remat, remat under scan, a sharded
-training step), runs under jax.profiler in a process of its own with eight fake devices; its profile is
-joined to its text with locations and to plain `as_text()`. `agree` is the part of the time whose operations
-by structure are among those by names. Then each profile is joined to the text of every other program: the
-largest share of a program that did not run. Exits with 1 where a share without names is below 98 %, or
-another program's reaches 50 %.
+Each fixture program that XLA compiles for a CPU, and a few more (remat, remat under scan, a sharded training
+step), runs under jax.profiler in a separate process with eight fake devices. Its profile is joined to its
+text with locations and to plain `as_text()`. `agree` is the share of the time for which the match by
+structure contains an operation of the match by name. Each profile is also joined to the text of every other
+program; the last column is the largest matched share. Exits with 1 if a share without names is below 98 %, or
+the share of another program reaches 50 %.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _Call = tuple[Callable[..., Any], Sequence[Any], tuple[int, ...]]
 
 
 def _programs() -> Iterator[tuple[str, _Call]]:
-    """Name, function, abstract arguments and donated arguments of each program that can be run."""
+    """Yield name, function, abstract arguments and donated arguments of each program that runs on a CPU."""
     taken: dict[str, _Call] = {}
 
     def take(name: str, function: Callable[..., Any], arguments: Sequence[Any], **options: Any) -> list[Any]:
@@ -52,13 +52,13 @@ def _programs() -> Iterator[tuple[str, _Call]]:
             try:
                 program.build()
             except ImportError:
-                continue  # jax.export wants more than is installed; none of its programs is lowered for a CPU
+                continue  # jax.export needs packages that are absent; its programs are not lowered for a CPU
     yield from taken.items()
     yield from _more()
 
 
 def _more() -> Iterator[tuple[str, _Call]]:
-    """Programs that no fixture is made of."""
+    """Yield the programs that are not fixtures."""
     from fixtures.make import llama
     from fixtures.make.lower import fake_mesh, shape_of
     from fixtures.make.train import sgd
@@ -100,8 +100,8 @@ def _more() -> Iterator[tuple[str, _Call]]:
 
 
 def record(folder: Path, wanted: Sequence[str]) -> None:
-    """Run the programs in this process, which has made no JAX client yet, and keep `plain.mlir`, `named.mlir`
-    and `step.xplane.pb` of each in a folder of its name.
+    """Run the programs in this process, and save `plain.mlir`, `named.mlir` and `step.xplane.pb` of each in a
+    folder of its name. The process must not have created a JAX client yet.
     """
     os.environ.update(JAX_PLATFORMS="cpu", XLA_FLAGS=_FLAGS)
     from fixtures.make.untyped import jax
@@ -128,7 +128,9 @@ def record(folder: Path, wanted: Sequence[str]) -> None:
 
 
 def _filled(spec: Any) -> Any:
-    """Values for an abstract array: positive, so that a power iteration ends; small numbers to index by."""
+    """Return values for an abstract array: positive floats, so that a power iteration converges, and small
+    integers, which are valid indices.
+    """
     from fixtures.make.untyped import jax, jnp
 
     rng: Any = np.random.default_rng(7)
@@ -141,7 +143,7 @@ def _filled(spec: Any) -> Any:
 
 
 def _row(folder: Path, others: Sequence[Path]) -> Mapping[str, Any]:
-    """What the table says of one program."""
+    """Return the row of one program in the table."""
     from hespas import api
     from hespas.graph import Profile
 
@@ -171,9 +173,9 @@ def _row(folder: Path, others: Sequence[Path]) -> Mapping[str, Any]:
 
 
 def main() -> int:
-    """Record, join, and print the table; 1 where a bound is missed."""
+    """Record, join and print the table. Return 1 if a bound is missed, else 0."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.joins", description=__doc__)
-    parser.add_argument("programs", nargs="*", metavar="PROGRAM", help="only these (default: all)")
+    parser.add_argument("programs", nargs="*", metavar="PROGRAM", help="programs to run (default: all)")
     parser.add_argument("--record", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.record:
@@ -186,7 +188,7 @@ def main() -> int:
             raise RuntimeError(done.stderr.decode(errors="replace"))
         folders = sorted(Path(scratch).iterdir())
         rows = [_row(folder, [other for other in folders if other != folder]) for folder in folders]
-    print(f"{'program':24}{'names':>8}{'plain':>8}{'groups':>9}{'made up':>9}{'agree':>8}  other program")
+    print(f"{'program':24}{'names':>8}{'plain':>8}{'groups':>9}{'inferred':>9}{'agree':>8}  other program")
     for row in rows:
         groups = "{}/{}".format(*row["groups"])
         other = f"{row['foreign']:.1%} {row['worst']}" if row["foreign"] else "0.0%"

@@ -1,9 +1,10 @@
-"""What names of kernels alone say of profiles: ``python -m benchmarks.kernel_names [FOLDER]``.
+"""Coverage of operation classes and work bounds from kernel names: ``python -m benchmarks.kernel_names
+[FOLDER]``.
 
-Per trace the share of device time whose class the name tells, the share with bounds on the work (of all of
-it, and of what is no communication and whose launch is recorded), and the names that nothing is known of.
-Host operations are not looked at, but for one thing: where they say what was done, the bounds are held
-against it.
+For each trace, the benchmark prints the share of device time whose class follows from the kernel name, the
+share with bounds on the work (of all device time, and of launched kernels and copies without collectives),
+and the longest kernels of unknown class. Host operations serve only as a check: where they give the work of a
+kernel, its bounds must contain it. Exits with 1 if bounds do not hold.
 """
 
 from __future__ import annotations
@@ -26,15 +27,15 @@ from hespas.graph import OpClass, Profile
 from hespas.graph.columns import BoolArray, FloatArray
 from hespas.graph.errors import HespasError
 
-__all__ = ["Told", "main", "told"]
+__all__ = ["Coverage", "coverage_of", "main"]
 
 _MOST_NAMED = 3
 _OWN = Path(__file__).parents[1] / "fixtures" / "profiles"
 
 
-class Told(NamedTuple):
-    """Shares of device time, 0..1 (1 where there is none), and how bounds compare with known work: how many
-    events they hold for, and how many not.
+class Coverage(NamedTuple):
+    """Shares of device time (0..1; 1 without device time), the numbers of events whose bounds hold and fail,
+    and the names of the longest kernels of unknown class.
     """
 
     classified: float
@@ -45,12 +46,12 @@ class Told(NamedTuple):
     unknown: tuple[str, ...]
 
 
-def told(profile: Profile) -> Told:
-    """What names say of one profile."""
+def coverage_of(profile: Profile) -> Coverage:
+    """Return the coverage of one profile."""
     found = kernel_bounds(profile)
     time_ns = np.maximum(profile.duration_ns, 0.0)
     classified = found.op_class != OpClass.UNKNOWN
-    # Copies are told by their bytes: only kernels have a launch.
+    # Copies are recognised by their bytes, because only kernels have a launch grid.
     launched = (profile.grid_id > 0) | ~np.isnan(profile.bytes_moved)
     works = launched & (found.op_class != OpClass.COLLECTIVE)
     holds, fails = _held(profile)
@@ -58,7 +59,7 @@ def told(profile: Profile) -> Told:
     for row, each in zip(profile.kernel_id[~classified].tolist(), time_ns[~classified].tolist(), strict=True):
         times[row] += each
     names = tuple(profile.strings[row][:60] for row, _ in times.most_common(_MOST_NAMED))
-    return Told(
+    return Coverage(
         _share(time_ns, classified, np.ones(len(profile), np.bool_)),
         _share(time_ns, found.known, np.ones(len(profile), np.bool_)),
         _share(time_ns, found.known, works),
@@ -74,8 +75,8 @@ def _share(time_ns: FloatArray, part: BoolArray, whole: BoolArray) -> float:
 
 
 def _held(profile: Profile) -> tuple[int, int]:
-    """Of kernels that are all of an operation with a known result, for how many the bounds hold. What
-    scatters is left out: it writes a part of its result.
+    """Return for how many kernels the bounds hold and fail. Only kernels that are the only one of a costed
+    operation with a result count. Scatters are excluded, because they write only part of their result.
     """
     if not len(profile.host):
         return 0, 0
@@ -102,7 +103,7 @@ def _held(profile: Profile) -> tuple[int, int]:
 
 
 def _profiles(folder: Path) -> Iterator[tuple[str, Profile]]:
-    """Each profile below a folder, those in archives too."""
+    """Yield name and profile of each recording below a folder, also from archives."""
     for path in sorted(each for each in folder.rglob("*") if each.is_file()):
         if path.name.endswith((".tar.gz", ".tgz")):
             with tempfile.TemporaryDirectory() as place, tarfile.open(path) as archive:
@@ -118,15 +119,17 @@ def _profiles(folder: Path) -> Iterator[tuple[str, Profile]]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Print the table; 1 where a bound does not hold."""
+    """Print the table. Return 1 if a bound does not hold, else 0."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.kernel_names", description=__doc__)
-    parser.add_argument("folder", type=Path, nargs="?", default=_OWN)
+    parser.add_argument(
+        "folder", type=Path, nargs="?", default=_OWN, help="folder of profiles (default: fixtures)"
+    )
     folder: Path = parser.parse_args(arguments).folder
     columns = ("classified", "bounded", "of launches", "holds", "fails")
-    print(f"{'trace':58}" + "".join(f"{column:>13}" for column in columns) + "  names that say nothing")
+    print(f"{'trace':58}" + "".join(f"{column:>13}" for column in columns) + "  longest unknown kernels")
     failed = 0
     for name, profile in _profiles(folder):
-        row = told(profile)
+        row = coverage_of(profile)
         failed += row.fails
         shares = "".join(f"{share:13.1%}" for share in row[:3])
         print(f"{name[-57:]:58}{shares}{row.holds:13,}{row.fails:13,}  {', '.join(row.unknown)}")

@@ -1,7 +1,7 @@
-"""A profiler trace of 654k events read, against a bare typed decode of the same bytes.
+"""CPU time and memory of reading a profiler trace of 654,000 events, against a typed decode of its bytes.
 
 ``python -m benchmarks.kineto_read [TRACE]``; the default is a generated trace. Prints CPU seconds (user and
-system) and peak memory of whole processes; the floor keeps every event, as a program without blocks would.
+system) and peak memory of whole processes. The floor holds all decoded events in memory at once.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ def _line(name: str, usage: Usage) -> str:
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measure and print reading, start-up and the floor."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("trace", nargs="?", type=Path, help="a trace (default: a generated one)")
+    parser.add_argument("trace", nargs="?", type=Path, help="trace to read (default: a generated trace)")
     given: Path | None = parser.parse_args().trace
     with tempfile.TemporaryDirectory() as scratch:
         path, events = given or Path(scratch) / "job.rank0.pt.trace.json", ""
@@ -65,7 +65,7 @@ def main() -> None:
         start, *_ = alternate([python, "-c", "import hespas, numpy"], [python, "-c", "import msgspec"], _RUNS)
     print(f"{path.name}: {size / 1e6:.0f} MB{events}: read as a profile, against a bare typed decode")
     print(_line("read", ours))
-    print(_line("start-up", start) + "  (imports alone, part of the above)")
+    print(_line("start-up", start) + "  (imports alone, included above)")
     print(_line("floor", floor))
     print(f"  user CPU ratio {ratio:.2f} (median of the pairs)")
 

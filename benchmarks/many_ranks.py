@@ -1,7 +1,8 @@
-"""Many ranks: one trace out of a 65,536-rank job, and 1,024 traces against a plain copy of the same bytes.
+"""Cost of one trace of a 65,536-rank job, and of 1,024 traces against a plain copy of the same bytes.
 
-The 65,536-rank program is lowered and partitioned first (needs JAX: ``make fixtures`` installs it); without
-JAX that part is left out. Wall times are compared within one run, in turn, as ratios.
+``python -m benchmarks.many_ranks`` first lowers and partitions the 65,536-rank program, which needs JAX
+(``make fixtures`` installs it). Without JAX this part is skipped. Writes and copies run in turn, and their
+wall times are compared as ratios.
 """
 
 from __future__ import annotations
@@ -31,9 +32,9 @@ _PAIRS = 5
 
 
 def _one_of_many(scratch: Path) -> None:
-    """A 65,536-rank program in, one rank's trace out: the whole process."""
+    """Measure the process that converts a 65,536-rank program to the trace of one rank."""
     if find_spec("jax") is None:
-        print("65,536 ranks: left out, JAX is not installed (make fixtures installs it)")
+        print("65,536 ranks: skipped, JAX is not installed (make fixtures installs it)")
         return
     program = scratch / "llama_N65536.mlirbc"
     make = [sys.executable, "-m", "fixtures.make.llama", *_SHAPE.split(), "--form", "bytecode"]
@@ -57,7 +58,7 @@ def _write_all(workload: Workload, target: Path) -> float:
 
 
 def _copy_all(source: Path, target: Path) -> float:
-    """Copy each file and see it to the disk, as our writer does."""
+    """Copy each file and sync it to disk, as the writer does. Return wall seconds."""
     start = time.perf_counter()
     target.mkdir()
     for file in sorted(source.iterdir()):
@@ -87,7 +88,7 @@ def _all_of_1024(scratch: Path) -> None:
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measure and print both parts."""
     argparse.ArgumentParser(description=__doc__).parse_args()
     with tempfile.TemporaryDirectory(dir=_ROOT) as folder:
         _one_of_many(Path(folder))

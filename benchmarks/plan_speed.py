@@ -1,9 +1,9 @@
-"""Searches of ``hespas plan`` against one simulation of the best layout: ``python -m benchmarks.plan_speed``.
+"""CPU time of ``hespas plan`` against one simulation of the best layout: ``python -m benchmarks.plan_speed``.
 
-Each search, and the simulation of the layout that it found, run in processes of their own. Both pay the
-start of Python. Prints the number of layouts, the CPU seconds of both and their ratio: the search costs as
-much as that many simulations. Exits 1 where a search takes more CPU time than its bound, or than a simulation
-of every layout would.
+Each search, and the simulation of the layout that it returns, run in separate processes; both figures include
+the start of Python. Prints the number of layouts, the CPU seconds of both, and their ratio (the cost of the
+search in simulations). Exits with 1 if a search takes more CPU time than its bound or than simulations of all
+layouts.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _SEARCHES: dict[str, tuple[dict[str, Any], float]] = {
     "70B on 256, all axes": (_ALL_AXES, 120.0),
     "70B, six clusters": (_ALL_AXES | {"devices": [32, 64, 128, 256, 384, 512], "global_batch": 768}, 600.0),
 }
-"""Settings of a search and the bound of its CPU seconds, by name."""
+"""Settings and bound [CPU s] of each search, by name."""
 
 _SYSTEM = {"hardware": "H100-SXM", "system": "dgx-h100"}
 _SEARCH = """
@@ -48,7 +48,7 @@ hespas.generate(hespas.llm_step(settings["model"], global_batch=settings["global
 
 
 def main() -> int:
-    """Measure and print; 1 past a bound."""
+    """Measure and print. Return 1 if a bound is exceeded, else 0."""
     print("search                 layouts   CPU s   one simulation   ratio")
     missed = False
     with TemporaryDirectory() as folder:

@@ -1,4 +1,4 @@
-"""Run whole processes and read what the operating system says they took."""
+"""CPU time and peak memory of whole processes, as the operating system reports them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ __all__ = ["Usage", "alternate", "run"]
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """One finished process: CPU seconds in user mode, in the kernel, and peak memory in MB (10^6 bytes)."""
+    """Cost of a finished process: CPU seconds in user mode and in the kernel, and peak memory [10^6
+    bytes].
+    """
 
     user_s: float
     system_s: float
@@ -29,12 +31,14 @@ _, status, usage = os.wait4(process.pid, 0)
 with open(int(sys.argv[1]), "w") as out:
     json.dump([os.waitstatus_to_exitcode(status), usage.ru_utime, usage.ru_stime, usage.ru_maxrss], out)
 """
-"""Starts the command from a small process: until it begins, a child's peak counts its parent's memory."""
+"""Program that starts the command from a small process, because the peak of a child includes its parent's
+memory until the child executes the command.
+"""
 
 
 def run(command: Sequence[str]) -> Usage:
-    """Run a command to its end. Raises ``RuntimeError`` with its output where it fails."""
-    # An installed package has compiled modules; a shell that forbids writing them would time the compiler.
+    """Run a command to its end and return its cost. Raises ``RuntimeError`` with its output if it fails."""
+    # Without compiled modules the figure would include the Python compiler. Allow the command to write them.
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     reads, writes = os.pipe()
     measured = [sys.executable, "-I", "-S", "-c", _MEASURE, str(writes), *command]
@@ -54,8 +58,9 @@ def run(command: Sequence[str]) -> Usage:
 
 
 def alternate(first: Sequence[str], second: Sequence[str], runs: int = 9) -> tuple[Usage, Usage, float]:
-    """Run two commands in turn after one warm-up each: the median of each figure, and the median over the
-    pairs of the ratio of their user CPU seconds, so that a drift of the machine cancels.
+    """Run two commands in turn, after one warm-up each. Return the cost of each (median times, largest peak
+    memory) and the median over pairs of the ratio of their user CPU seconds, which cancels drift of the
+    machine.
     """
     run(first)
     run(second)

@@ -1,9 +1,10 @@
-"""Model FLOPs of published runs against closed forms: ``python -m benchmarks.published_flops``.
+"""Comparison of model FLOPs of published runs with closed forms: ``python -m benchmarks.published_flops``.
 
-Reads ``published_training.csv`` and ``models.csv`` (``--data`` says where). For each source: its rows, how
-many of them give settings that a generator takes, the largest deviation from ``model_tflop_per_step``, which
-is counted alike for all, and the median deviation from the rate that the source prints, counted as it does.
-``--rows`` prints each row. Exits 1 where a fully specified row with settings is more than 1 % off.
+Reads ``published_training.csv`` and ``models.csv`` in the folder ``--data``. Prints for each source the
+number of rows, the number of rows with settings for the generator, the largest deviation from
+``model_tflop_per_step`` (one convention for all sources), and the median deviation from the rate that the
+source prints (in the convention of the source). ``--rows`` prints each row. Exits with 1 if a fully specified
+row with settings deviates by more than 1 %.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ _MOST = 0.01
 
 
 class Compared(NamedTuple):
-    """A row, counted from 0: relative deviations from the column and from the printed rate, NaN where there
-    is none; ``refused`` says why the row gives no settings.
+    """A row of the table, numbered from 0, with its relative deviations from the column and from the printed
+    rate (NaN if unknown). ``refused`` is the reason why the row has no settings.
     """
 
     number: int
@@ -50,12 +51,12 @@ class Compared(NamedTuple):
 
     @property
     def judged(self) -> bool:
-        """Whether the row counts: it says all, and gives settings."""
+        """True if the row counts for the bound: it is fully specified and has settings."""
         return self.row.get("fully_specified") == "yes" and self.run is not None
 
 
 def compared(data: Path) -> Iterator[Compared]:
-    """Every row of the table."""
+    """Yield the comparison of every row of the table."""
     for number, row in enumerate(map(with_settings, rows_of(data / "published_training.csv"))):
         try:
             run = run_of(row, f"row {number}", Diagnostics(), data / "published_training.csv")
@@ -94,24 +95,28 @@ def _of_source(source: str, rows: Sequence[Compared]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the table; 1 past the bound."""
+    """Print the table. Return 1 if a row exceeds the bound or none is comparable, else 0."""
     parser = argparse.ArgumentParser("python -m benchmarks.published_flops", description=__doc__)
-    parser.add_argument("--data", type=Path, default=_DATA, help="the folder of published runs")
+    parser.add_argument(
+        "--data", type=Path, default=_DATA, help="folder of published runs (default: %(default)s)"
+    )
     parser.add_argument("--rows", action="store_true", help="print each row")
     options = parser.parse_args(arguments)
     if not options.data.is_dir():
-        print(f"skipped: {options.data} is not here")
+        print(f"skipped: folder {options.data} not found; pass --data")
         return 0
     found = list(compared(options.data))
     if options.rows:
         for each in found:
-            said = each.refused or f"{each.of_column:+.4%} of the column, {each.of_rate:+.4%} of the rate"
-            print(f"{each.number:4} {each.row['source']:16} {each.row['model']:24} {said}")
+            deviations = (
+                each.refused or f"{each.of_column:+.4%} from the column, {each.of_rate:+.4%} from the rate"
+            )
+            print(f"{each.number:4} {each.row['source']:16} {each.row['model']:24} {deviations}")
     by_source: defaultdict[str, list[Compared]] = defaultdict(list)
     for each in found:
         by_source[each.row["source"]].append(each)
     print(
-        f"{'source':16} {'rows':>5} {'settings':>9} {'in column':>9} {'largest':>9} {'its rates':>10} "
+        f"{'source':16} {'rows':>5} {'settings':>9} {'in column':>9} {'largest':>9} {'convention':>10} "
         f"{'rows':>6} {'median':>8}"
     )
     for source, rows in sorted(by_source.items()):

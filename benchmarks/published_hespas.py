@@ -1,14 +1,15 @@
-"""Published step times on four GPUs, predicted from programs captured here.
+"""Errors of predicted step times on four GPUs, for programs captured here, against published times.
 
-``python -m benchmarks.published_hespas [llama3 | resnet]``: the steps of `fixtures/make/maxtext_llama3.py`
-and `fixtures/make/resnet.py`, compiled ahead of time for the GPU (extra `jax-gpu`; without it partitioned by
-XLA and fused by our rules), estimated and scheduled on the device, beside the measured times of ../shared
-(imec-int/hespas and hespas_workloads; ``--data`` says where). A measured time is an interval: of Llama 3 what
-rounds to the 0.01 s that are stated, of the ResNets their mean and spread.
+``python -m benchmarks.published_hespas [llama3 | resnet]`` captures the steps of
+`fixtures/make/maxtext_llama3.py` and `fixtures/make/resnet.py`, compiled ahead of time for the GPU (extra
+`jax-gpu`; without it partitioned by XLA and fused by the rules of Hespas). It estimates and schedules them on
+the device, and compares them with the measured times of ../shared (imec-int/hespas and hespas_workloads;
+folder ``--data``). A measured time is an interval: Llama 3 times are stated to 0.01 s, ResNet times as mean
+and spread.
 
-Once as they are, and once with one size calibrated per device: of Llama 3 the smallest that took 0.2 s or
-more, of the ResNets the one of split `calib`. Exits 1 where the mean error of the others that took 0.2 s and
-more of Llama 3 is above 12 %; ResNets have no bound.
+The table has each prediction without calibration, and with one model size calibrated per device: the smallest
+Llama 3 that took 0.2 s or more, and the ResNet of split `calib`. Exits with 1 if the mean error of the other
+Llama 3 sizes of 0.2 s and more is above 12 %. ResNets have no bound.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ _LEAST_S, _MOST_ERROR = 0.2, 0.12
 
 
 class Row(NamedTuple):
-    """What was measured: ``least_s`` to ``most_s``; ``fits`` where the device may be calibrated on it, and
-    ``judged`` where its error counts.
+    """A measured step time, between ``least_s`` and ``most_s``. ``fits`` is True if the device may be
+    calibrated on the row, ``judged`` if its error counts for the bound.
     """
 
     system: str
@@ -53,7 +54,9 @@ class Row(NamedTuple):
 
 
 class Point(NamedTuple):
-    """A row with its prediction, and that with one size calibrated: NaN of that size and of those before."""
+    """A row with its prediction, and its prediction with one size calibrated (NaN for the calibrated
+    size).
+    """
 
     row: Row
     predicted_s: float
@@ -98,12 +101,14 @@ FAMILIES = {
 
 
 def rows_of(family: str, data: Path) -> list[Row]:
-    """The rows of a family that are known, of each system the fastest first; none where no table is there."""
+    """Return the rows of a family, sorted by system and measured time. Empty if the table is absent."""
     return sorted(FAMILIES[family].rows(data), key=lambda row: (row.system, row.measured_s))
 
 
 def calibrated(points: Sequence[Point]) -> list[Point]:
-    """The points of one system with the factor of the first that may calibrate, all but that one."""
+    """Return the points of one system, all but the first point with ``fits`` scaled by the factor of that
+    point.
+    """
     first = next((point for point in points if point.row.fits), None)
     if first is None:
         return list(points)
@@ -115,10 +120,12 @@ def calibrated(points: Sequence[Point]) -> list[Point]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Predict and print; 1 past the bound, 0 where the tables are not there."""
+    """Predict and print. Return 1 if the bound is exceeded, else 0 (also without tables)."""
     parser = argparse.ArgumentParser("python -m benchmarks.published_hespas", description=__doc__)
-    parser.add_argument("families", nargs="*", metavar="FAMILY", help=f"of {', '.join(FAMILIES)}")
-    parser.add_argument("--data", type=Path, default=_DATA, help="the folder of groundtruth and published")
+    parser.add_argument(
+        "families", nargs="*", metavar="FAMILY", help=f"families: {', '.join(FAMILIES)} (default: all)"
+    )
+    parser.add_argument("--data", type=Path, default=_DATA, help="folder with groundtruth/ and published/")
     options = parser.parse_args(arguments)
     families: list[str] = options.families or list(FAMILIES)
     if unknown := [each for each in families if each not in FAMILIES]:
@@ -127,10 +134,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for family in families:
         rows = rows_of(family, options.data)
         if not rows:
-            print(f"{family}: no table in {options.data}: nothing to compare with")
+            print(f"{family}: no table in {options.data}; pass the folder of the tables as --data")
         for _, some in groupby(rows, key=lambda row: row.system):
             points = calibrated([Point(row, _predicted_s(family, row)) for row in some])
-            _tell(points)
+            _print_points(points)
             errors += [
                 _error(point.calibrated_s, point.row)
                 for point in points
@@ -146,27 +153,29 @@ def _error(predicted_s: float, row: Row) -> float:
     return abs(predicted_s / row.measured_s - 1)
 
 
-def _tell(points: Sequence[Point]) -> None:
+def _print_points(points: Sequence[Point]) -> None:
     print(
         "system          workload     measured [s]               predicted [s]   error  one size calibrated"
     )
     for row, predicted_s, calibrated_s in points:
         within = " within" if row.least_s <= predicted_s <= row.most_s else ""
-        told = "-" if isnan(calibrated_s) else f"{calibrated_s / row.measured_s - 1:+.1%}"
-        told = told if not isnan(calibrated_s) or not row.fits else "calibrated"
+        calibrated_text = "-" if isnan(calibrated_s) else f"{calibrated_s / row.measured_s - 1:+.1%}"
+        if isnan(calibrated_s) and row.fits:
+            calibrated_text = "calibrated"
         measured = f"{row.measured_s:.3f} ({row.least_s:.3f} to {row.most_s:.3f})"
         error = f"{predicted_s / row.measured_s - 1:+.1%}"
         print(
-            f"{row.system:15} {row.workload:12} {measured:26} {predicted_s:13.3f} {error:>7}  {told}{within}"
+            f"{row.system:15} {row.workload:12} {measured:26} {predicted_s:13.3f} {error:>7}  "
+            f"{calibrated_text}{within}"
         )
     of_all = [_error(predicted_s, row) for row, predicted_s, _ in points]
     of_others = [_error(each.calibrated_s, each.row) for each in points if not isnan(each.calibrated_s)]
     others = f"; one size calibrated: {mean(of_others):.1%} of {len(of_others)}" if of_others else ""
-    print(f"mean error as they are: {mean(of_all):.1%} of {len(of_all)}{others}", flush=True)
+    print(f"mean error without calibration: {mean(of_all):.1%} of {len(of_all)}{others}", flush=True)
 
 
 def _predicted_s(family: str, row: Row) -> float:
-    """The step time of a captured step on a device."""
+    """Return the predicted time [s] of a captured step. Raises ``RuntimeError`` if it cannot be scheduled."""
     module, mesh, _ = FAMILIES[family]
     device, target = _SYSTEMS[row.system]
     compiled = "" if missing_compiler(Target.of(target)) else target

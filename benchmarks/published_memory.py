@@ -1,9 +1,10 @@
-"""Peak memory of published runs, predicted against measured: ``python -m benchmarks.published_memory``.
+"""Errors of predicted peak memory of published runs: ``python -m benchmarks.published_memory``.
 
-Reads ``published_training.csv`` (``--data`` says where). Prints each configuration whose
-peak is published, the mean and the largest error of each source, and which published runs would not fit their
-device by the prediction. Nothing is fitted to a row. Exits 1 past a mean of 3 %, an error of 10 %, or where
-a run does not fit. Peaks whose unit is not stated are read as GiB and compared, but not judged.
+Reads ``published_training.csv`` in the folder ``--data``. Prints each configuration with a published peak,
+the mean and the largest error of each source, and the published runs that exceed their device by the
+prediction. The predictions are not fitted to these rows. Exits with 1 if a source has a mean error above 3 %
+or an error above 10 %, or if a run does not fit. Peaks without a stated unit are read as GiB and printed, but
+have no bound.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ _UNIT_NOT_STATED = "unit not stated"
 
 
 class Run(NamedTuple):
-    """A published run: its row, counted from 0, and its settings; ``gap`` is why there are none."""
+    """A published run: its row, numbered from 0, and its settings. ``gap`` is the reason for absent
+    settings.
+    """
 
     number: int
     row: Mapping[str, str]
@@ -43,7 +46,7 @@ class Run(NamedTuple):
 
 
 def runs(data: Path) -> Iterator[Run]:
-    """Every row of the table."""
+    """Yield every run of the table."""
     for number, row in enumerate(map(with_settings, rows_of(data / "published_training.csv"))):
         yield _run(number, row)
 
@@ -55,7 +58,7 @@ def _run(number: int, row: Mapping[str, str]) -> Run:
     try:
         found = run_of(row, f"row {number}", Diagnostics())
     except UnsupportedError:
-        return Run(number, row, gap="the model is not described")
+        return Run(number, row, gap="the model has no configuration")
     broken = [each.rule for each in broken_rules(found.model, found.layout, found.training)]
     if broken:
         return Run(number, row, gap=f"breaks the rule {broken[0]}")
@@ -63,20 +66,22 @@ def _run(number: int, row: Mapping[str, str]) -> Run:
 
 
 def fullest(run: Run) -> StageMemory:
-    """The stage of a run that needs most."""
+    """Return the memory of the pipeline stage with the largest peak."""
     assert run.settings is not None
     found = run.settings
     return max(memory_of(found.model, found.layout, found.training), key=lambda each: each.peak_bytes)
 
 
 def _published_gib(run: Run) -> float:
-    """NaN where none is published."""
-    said = run.row["peak_memory_other"]
-    return float(run.row["peak_memory_gib"] or (said.split()[0] if _UNIT_NOT_STATED in said else "nan"))
+    """Return the published peak [GiB]; NaN if there is none."""
+    other_unit = run.row["peak_memory_other"]
+    return float(
+        run.row["peak_memory_gib"] or (other_unit.split()[0] if _UNIT_NOT_STATED in other_unit else "nan")
+    )
 
 
 def _predicted(run: Run, memory: StageMemory) -> float:
-    """In the publisher's terms: torchtitan prints what the allocator reserves."""
+    """Return the predicted peak [GiB] as the source counts it: torchtitan prints the reserved memory."""
     counted = memory.reserved_bytes if run.row["source"] == "torchtitan" else memory.peak_bytes
     return counted / _GIB
 
@@ -118,8 +123,8 @@ def _compare(found: Sequence[Run], detailed: bool) -> bool:
 
 def _degrees(layout: Layout, training: Training) -> str:
     names = ("dp", "tp", "pp", "vp", "cp", "ep")
-    said = [f"{name}{getattr(layout, name)}" for name in names if getattr(layout, name) > 1]
-    return " ".join([*said, f"seq{training.seq}"])
+    degrees = [f"{name}{getattr(layout, name)}" for name in names if getattr(layout, name) > 1]
+    return " ".join([*degrees, f"seq{training.seq}"])
 
 
 def _fits(found: Sequence[Run]) -> bool:
@@ -149,13 +154,15 @@ def _fits(found: Sequence[Run]) -> bool:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print both tables; 1 where a bound is missed."""
+    """Print both tables. Return 1 if a bound is missed, else 0."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data", type=Path, default=_DATA, help="folder of the published tables")
-    parser.add_argument("--parts", action="store_true", help="what fills the memory of each row")
+    parser.add_argument(
+        "--data", type=Path, default=_DATA, help="folder of the published tables (default: %(default)s)"
+    )
+    parser.add_argument("--parts", action="store_true", help="print the parts of the memory of each row")
     options = parser.parse_args(arguments)
     if not options.data.is_dir():
-        print(f"skipped: {options.data} is not here")
+        print(f"skipped: folder {options.data} not found; pass --data")
         return 0
     found = list(runs(options.data))
     accurate = _compare(found, options.parts)

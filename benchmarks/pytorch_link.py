@@ -1,7 +1,7 @@
-"""Profile and execution trace of one rank, linked and written as a Chakra trace: cost by size.
+"""Cost of linking a profile and an execution trace and writing a Chakra trace, by number of nodes.
 
-``python -m benchmarks.pytorch_link``; the traces are generated. Prints CPU seconds (user and system) and peak
-memory of whole processes, and what a node costs beyond start-up, which is that of a trace of a few nodes.
+``python -m benchmarks.pytorch_link`` generates the traces. Prints CPU seconds (user and system) and peak
+memory of whole processes, and the time per node without start-up, which is measured with a trace of 64 nodes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _RUNS = 3
 
 
 def _converted(scratch: Path, nodes: int) -> tuple[Usage, int]:
-    """The median of what converting takes, and the bytes of both files."""
+    """Return the cost of the conversion (median times, largest peak memory) and the bytes of both inputs."""
     source, target = scratch / f"job{nodes}", scratch / f"traces{nodes}"
     size = write_host_pair(source, nodes)
     convert = str(Path(sys.executable).with_name("hespas-convert"))
@@ -39,7 +39,7 @@ def _converted(scratch: Path, nodes: int) -> tuple[Usage, int]:
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measure and print a line per size."""
     argparse.ArgumentParser(description=__doc__).parse_args()
     with tempfile.TemporaryDirectory() as folder:
         scratch = Path(folder)

@@ -1,7 +1,7 @@
-"""Traces like those of PyTorch's profiler and execution trace observer, of any size, for measurements.
+"""Generators of synthetic traces of PyTorch's profiler and execution trace observer, of any size.
 
-What they record (which fields, how many bytes an event, how calls nest, how many events a kernel has) follows
-real traces; the numbers in them mean nothing.
+Fields, bytes per event, nesting of calls and events per kernel follow real traces. The numbers in the traces
+are arbitrary.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ Json = dict[str, object]
 EVENTS_PER_KERNEL = 16
 _THREAD, _GLOO_THREAD, _PROCESS = 4001, 4002, 4000
 _BASE_US = 4_354_796_000_000
-"""Since the ``baseTimeNanoseconds`` of the header."""
+"""Time of the first event after ``baseTimeNanoseconds`` of the header [us]."""
 _ROWS = 8
 _CALLS = ("cudaGetDevice", "cudaStreamIsCapturing", "cudaEventQuery", "cudaLaunchKernel")
 _UNITS_PER_BUCKET = 40
-"""Layers between two all-reduces."""
+"""Number of layers between two all-reduces."""
 
 
 class _Op(NamedTuple):
-    """One operation of a layer: how deep it stands, when it starts and how long it takes in us, and which of
-    the layer's tensors it takes and makes.
+    """One operation of a layer: nesting depth, start and duration [us], and the numbers of the layer's
+    tensors that it reads (``takes``) and writes (``makes``).
     """
 
     name: str
@@ -68,7 +68,7 @@ _ALL_REDUCE = (
 
 
 def _values(*storages: int, extra: int = 1) -> Json:
-    """Tensors of 8 x 128 floats, and scalars behind them."""
+    """Return the record of tensors of 8 x 128 floats, followed by ``extra`` scalars."""
     count = len(storages)
     return {
         "values": [
@@ -82,7 +82,9 @@ def _values(*storages: int, extra: int = 1) -> Json:
 
 
 def _node(place: tuple[int, int], name: str, inputs: Json, outputs: Json, schema: str = "") -> Json:
-    """An operation of the host at (id, parent), with the attributes that schema 1.1.1 has."""
+    """Return a host operation with the attributes of schema 1.1.1; ``place`` is its id and its parent's
+    id.
+    """
     number, parent = place
     facts: tuple[tuple[str, str, object], ...] = (
         ("rf_id", "uint64", number),
@@ -116,7 +118,7 @@ def _event(cat: str, name: str, number: int, span_us: tuple[float, float], threa
 
 
 def _roots() -> list[Json]:
-    """Process, thread, and the list of process groups."""
+    """Return the nodes of process, thread, and the list of process groups."""
     groups = json.dumps([{"pg_name": "0", "pg_desc": "default_pg", "ranks": [], "group_size": 2}])
     nothing = _values(extra=0)
     listed: Json = {"values": [groups], "shapes": [[]], "types": ["String"], "strides": [[]]}
@@ -128,7 +130,7 @@ def _roots() -> list[Json]:
 
 
 def _operations() -> Iterator[tuple[Json, Json]]:
-    """Operations without end: layer after layer, with an all-reduce now and then; in both records."""
+    """Yield node and event of operations without end, with an all-reduce after every 40 layers."""
     number, start_us, layer = 10, 0.0, 0
     while True:
         stack = [2]
@@ -151,7 +153,7 @@ def _operations() -> Iterator[tuple[Json, Json]]:
 
 
 def _bucket(number: int, start_us: float, storage: int) -> Iterator[tuple[Json, Json]]:
-    """An all-reduce: the call, and its work on Gloo's thread."""
+    """Yield node and event of an all-reduce: of the call, and of its work on Gloo's thread."""
     tensor = [2 * storage + 1, 2 * storage, 0, _ROWS * 128, 4, "cpu"]
     inputs: Json = {
         "values": [[tensor], "<Object>", "<Object>", "<None>", True, -1],
@@ -167,7 +169,7 @@ def _bucket(number: int, start_us: float, storage: int) -> Iterator[tuple[Json, 
 
 
 def write_host_pair(folder: Path, nodes: int) -> int:
-    """Profile and execution trace of one rank without a device; returns the bytes written."""
+    """Write profile and execution trace of one rank without a device. Return the bytes written."""
     folder.mkdir()
     trace, profile = folder / "job.rank0.et.json", folder / "job.rank0.kineto.json"
     with trace.open("w") as traced, profile.open("w") as profiled:
@@ -190,7 +192,7 @@ def _header(stream: TextIO) -> None:
 
 
 def write_device_trace(path: Path, events: int) -> int:
-    """Profile of one rank of a GPU, about as many events; returns how many."""
+    """Write the profile of one GPU rank with about ``events`` events. Return the exact number."""
     kernels = max(events // EVENTS_PER_KERNEL, 1)
     with path.open("w") as stream:
         _header(stream)
@@ -202,7 +204,9 @@ def write_device_trace(path: Path, events: int) -> int:
 
 
 def _around_a_kernel(kernel: int) -> Iterator[Json]:
-    """Operations around one launch, calls that launch nothing, arrows, and the kernel."""
+    """Yield the events of one kernel: operations, runtime calls with and without a launch, flow arrows,
+    kernel.
+    """
     start_us, number = 40.0 * kernel, 6 * kernel + 1
     for depth in range(6):
         span = (start_us + depth, 30.0 - 3 * depth)
