@@ -1,10 +1,10 @@
-"""Files of all ranks: a step of Llama-3-70B on 32,768 ranks, against a plain copy of the same bytes.
+"""Cost of writing rank files of a Llama-3-70B step, against a plain copy of the same bytes.
 
-``python -m benchmarks.rank_files``: the job of ``hespas generate llm llama-3-70b --tp 8 --pp 16`` by data
-parallelism of the rest, 16 micro-batches. As one file per class on 32,768 ranks, with a check. Its rank files
-are written and copied in turn, each seen to the disk alike, on ``--ranks`` ranks (where they are few, the
-first of each class weighs); then written once on ``--most`` ranks (0: not at all) for the peak of memory.
-Exits 1 past twice the time of the copy, 1 GB of memory, or 5 s for the classes.
+``python -m benchmarks.rank_files`` uses the job of ``hespas generate llm llama-3-70b --tp 8 --pp 16`` with
+data parallelism over the other ranks and 16 microbatches. First it writes and checks one file per rank class
+of 32,768 ranks. Then it writes and copies the rank files of ``--ranks`` ranks in turn, both synced to disk;
+with few ranks the first file of each class dominates. Then it writes ``--most`` ranks once and measures peak
+memory. Exits with 1 above twice the time of the copy, 1 GB of memory, or 5 s for the classes.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _MOST_TIMES, _MOST_MB, _MOST_S = 2.0, 1_000.0, 5.0
 
 
 def job(ranks: int) -> Workload:
-    """The job; ``ranks`` is a multiple of 128."""
+    """Return the job; ``ranks`` must be a multiple of 128."""
     data = ranks // (_STAGES * _TENSOR)
     return LlmStep(
         model=load_model(_MODEL),
@@ -49,14 +49,14 @@ def job(ranks: int) -> Workload:
 
 @dataclass(frozen=True, slots=True)
 class _Took:
-    """Seconds on the clock, and of CPU in user mode and in the kernel."""
+    """Wall seconds, and CPU seconds in user mode and in the kernel."""
 
     wall_s: float
     cpu_s: float
 
     @classmethod
     def by(cls, action: Callable[[], object]) -> _Took:
-        """What an action takes."""
+        """Run an action and return its times."""
         wall_s, cpu_s = time.perf_counter(), time.process_time()
         action()
         return cls(time.perf_counter() - wall_s, time.process_time() - cpu_s)
@@ -68,7 +68,7 @@ def _write(workload: Workload, target: Path, jobs: int, *, only_classes: bool = 
 
 
 def _copy(source: Path, target: Path) -> None:
-    """Copy each file, then see all of them to the disk, several at once, as our writer does."""
+    """Copy each file, then sync all copies to disk, several at once, as the writer does."""
     target.mkdir()
     for file in sorted(source.iterdir()):
         shutil.copyfile(file, target / file.name)
@@ -83,7 +83,7 @@ def _flush(path: Path) -> None:
 
 
 def _against_a_copy(folder: Path, ranks: int) -> bool:
-    """Whether files are written in less than twice the time of a copy."""
+    """Measure writing against copying. Return True if the median ratio is within the bound."""
     workload, reference = job(ranks), folder / "reference"
     _write(workload, reference, 1)
     size = sum(file.stat().st_size for file in reference.iterdir())
@@ -104,14 +104,14 @@ def _against_a_copy(folder: Path, ranks: int) -> bool:
         kept &= statistics.median(wall) <= _MOST_TIMES
         print(
             f"{ranks:,} ranks, {size / 1e6:,.0f} MB, {jobs} thread{'s' * (jobs > 1)}: "
-            f"{statistics.median(wall):.2f} times as long as a plain copy (min {min(wall):.2f}, "
+            f"{statistics.median(wall):.2f} times the wall time of a plain copy (min {min(wall):.2f}, "
             f"max {max(wall):.2f}; both synced to disk), {cpu:.2f} times its CPU"
         )
     return kept
 
 
 def _in_bounded_memory(folder: Path, ranks: int) -> bool:
-    """Whether a process that writes all files stays below the limit of memory."""
+    """Measure a process that writes all files. Return True if its peak memory is within the bound."""
     target = folder / "all"
     begin = time.perf_counter()
     usage = run(
@@ -129,7 +129,9 @@ def _in_bounded_memory(folder: Path, ranks: int) -> bool:
 
 
 def _as_classes(folder: Path) -> bool:
-    """Whether the job is made and one file per class written soon enough; how long a check of them takes."""
+    """Measure generation and writing of one file per class, and a check of the files. Return True if the
+    files are valid and the time is within the bound.
+    """
     target = folder / "classes"
     written = _Took.by(lambda: _write(job(_ALL_RANKS), target, 2, only_classes=True))
     size = sum(file.stat().st_size for file in target.iterdir())
@@ -138,7 +140,7 @@ def _as_classes(folder: Path) -> bool:
     checked_s = time.process_time() - begin
     verdict = "valid" if report.valid else "not valid"
     print(
-        f"{_ALL_RANKS:,} ranks as {_STAGES} classes, {size / 1e6:.1f} MB: made and written in "
+        f"{_ALL_RANKS:,} ranks as {_STAGES} classes, {size / 1e6:.1f} MB: generated and written in "
         f"{written.cpu_s:.2f} CPU s ({written.wall_s:.2f} s wall); check --profile astra-sim: {verdict}, "
         f"{checked_s:.2f} CPU s"
     )
@@ -146,11 +148,15 @@ def _as_classes(folder: Path) -> bool:
 
 
 def main() -> int:
-    """Measure and print; 1 where a limit is missed."""
+    """Measure and print. Return 1 if a bound is exceeded, else 0."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--ranks", type=int, default=2048)
-    parser.add_argument("--most", type=int, default=4096)
-    parser.add_argument("--folder", type=Path, default=Path(__file__).parents[1])
+    parser.add_argument("--ranks", type=int, default=2048, help="ranks to copy (default: %(default)s)")
+    parser.add_argument(
+        "--most", type=int, default=4096, help="ranks of the memory test, 0: none (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--folder", type=Path, default=Path(__file__).parents[1], help="parent of the scratch folder"
+    )
     parser.add_argument("--write", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.write:

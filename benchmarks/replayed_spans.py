@@ -1,10 +1,11 @@
-"""Profiles alone as graphs and as Chakra traces, simulated, against the span that was measured.
+"""Comparison of simulated spans of profiles and of their Chakra traces with the measured span.
 
-``python -m benchmarks.replayed_spans [FOLDER ...]``: every profile of device work in the folders (default:
-``fixtures/profiles``), every archive of one file per rank as one job. Exits 1 where a simulated span is more
-than 2 % off, device time is lost, or ``hespas-validate check --profile astra-sim`` finds an error: of a
-recording that lacks ranks of its job another error than that they are absent (ET022). The span is from the
-first start to the last end of device work, of ranks with clocks of their own the longest.
+``python -m benchmarks.replayed_spans [FOLDER ...]`` reads every profile of device work in the folders
+(default: ``fixtures/profiles``), and every archive of one file per rank as one job. Exits with 1 if a
+simulated span deviates by more than 2 %, device time is lost, or ``hespas-validate check --profile
+astra-sim`` reports an error. Absent ranks (ET022) are not an error if the recording lacks ranks of its job.
+The span is the time from the first start to the last end of device work; with one clock per rank it is the
+longest span of a rank.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ _COLUMNS = ("measured ms", "graph", "trace", "device ms in", "graph - in", "trac
 
 
 class Replayed(NamedTuple):
-    """One profile: spans and device time [ns] as measured, of its graph, and of the trace of that."""
+    """One profile: span and device time [ns], each measured, of its graph, and of the Chakra trace of the
+    graph.
+    """
 
     name: str
     span_ns: tuple[float, float, float]
@@ -45,7 +48,9 @@ class Replayed(NamedTuple):
 
     @property
     def is_kept(self) -> bool:
-        """Whether spans and device time come back and the trace is valid; it keeps whole nanoseconds."""
+        """True if spans and device time are preserved and the trace is valid. The trace has whole
+        nanoseconds.
+        """
         measured, *others = self.span_ns
         close = all(abs(each - measured) <= _MOST_OFF * measured for each in others)
         before, graph, trace = self.device_ns
@@ -59,7 +64,9 @@ def _span_ns(profile: Profile) -> float:
 
 
 def _longest_ns(timeline: Timeline) -> float:
-    """The longest of the ranks, each from its own start: ranks of a job begin when their recordings did."""
+    """Return the longest span of a rank [ns], from its own start: recordings of ranks start at different
+    times.
+    """
     first = np.full(len(timeline.finish_ns), np.inf)
     np.minimum.at(first, timeline.rank, timeline.start_ns)
     return float(np.nanmax(timeline.finish_ns - first))
@@ -71,7 +78,7 @@ def _device_ns(workload: Workload) -> float:
 
 
 def replayed(path: Path, scratch: Path) -> Replayed | None:
-    """The figures of a profile, or of a folder with one per rank; None where nothing of a device is in it."""
+    """Return the figures of a profile, or of a folder with one profile per rank; None without device work."""
     try:
         profiles = [each for each in read_profiles(path) if len(each)]
     except HespasError:
@@ -89,7 +96,7 @@ def replayed(path: Path, scratch: Path) -> Replayed | None:
     found = hespas.check(trace, profile="astra-sim")
     errors = {each.code for each in found.violations if each.severity is Severity.ERROR}
     if workload.num_available < workload.num_ranks:
-        errors.discard(_ABSENT_RANKS)  # of the recording, not of its trace
+        errors.discard(_ABSENT_RANKS)  # absent from the recording already
     return Replayed(
         name=path.name,
         span_ns=(
@@ -108,7 +115,7 @@ def replayed(path: Path, scratch: Path) -> Replayed | None:
 
 
 def _profiles(folder: Path, scratch: Path) -> Iterator[Path]:
-    """Files of a folder and of those in it that may be profiles; archives as folders of their files."""
+    """Yield the files below a folder that may be profiles, and the unpacked folder of each archive."""
     for path in sorted(each for each in folder.rglob("*") if each.is_file()):
         if path.name.endswith((".tar.gz", ".tgz", ".tar")):
             unpacked = scratch / path.name.partition(".")[0]
@@ -137,7 +144,7 @@ def _row(found: Replayed) -> list[str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print a row per profile; 1 where one is not kept."""
+    """Print a row per profile. Return 1 if a profile is not preserved, else 0."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("folders", nargs="*", type=Path, default=[_FIXTURES], metavar="FOLDER")
     rows: list[list[str]] = [["profile", *_COLUMNS]]

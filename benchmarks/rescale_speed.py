@@ -1,8 +1,8 @@
-"""Traces of two and four ranks taken to 65,536, against reading them alone.
+"""CPU time of rescaling traces of two and four ranks to 65,536 ranks, against reading them alone.
 
-``python -m benchmarks.rescale_speed``: recorded Gloo runs and a JAX program of `fixtures/rescale`, each read
-in a process of its own, and read and rescaled in another, in turn. Both pay the start of Python. Exits 1
-where one takes more than 10 CPU s.
+``python -m benchmarks.rescale_speed`` uses recorded Gloo runs and a JAX program of `fixtures/rescale`. One
+process reads the job, another reads and rescales it; they run in turn, and both include the start of Python.
+Exits with 1 if a rescaling takes more than 10 CPU s.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if made.num_ranks != {_RANKS}:
 
 
 def main() -> int:
-    """Measure and print; 1 past the bound."""
+    """Measure and print. Return 1 if the bound is exceeded, else 0."""
     print("trace            to         CPU s   read alone   ratio   peak MB")
     most = 0.0
     for name, sizes in _JOBS:

@@ -1,6 +1,7 @@
-"""Every pair of formats over ``fixtures``, there and back: how long, against reading each file once.
+"""CPU time of round trips through every pair of formats, against reading each file once.
 
-``python -m benchmarks.roundtrip_speed [PATH]``. Prints CPU seconds, and wall seconds with two processes.
+``python -m benchmarks.roundtrip_speed [PATH]`` (default: ``fixtures``) prints CPU seconds, and wall seconds
+with two processes.
 """
 
 from __future__ import annotations
@@ -29,10 +30,10 @@ for path in [given] if given.is_file() else sorted(given.rglob("*")):
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measure and print the round trips and the floor."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
-        "path", nargs="?", default=str(_FIXTURES), help="a file or folder (default: fixtures)"
+        "path", nargs="?", default=str(_FIXTURES), help="file or folder to convert (default: fixtures)"
     )
     path: str = parser.parse_args().path
     validate = str(Path(sys.executable).with_name("hespas-validate"))
@@ -40,7 +41,7 @@ def main() -> None:
     ours = run([validate, "roundtrip", path, "--jobs", "2", "--no-progress"])
     wall_s = time.perf_counter() - started
     floor = run([sys.executable, "-c", _FLOOR, path])
-    print(f"{path}: every pair of formats, there and back, against reading every file once")
+    print(f"{path}: round trips through every pair of formats, against reading every file once")
     for name, usage in (("roundtrip", ours), ("floor", floor)):
         print(f"  {name:9}  {usage.user_s + usage.system_s:6.1f} s CPU  {usage.peak_mb:6.0f} MB peak")
     print(f"  {wall_s:.1f} s wall with two processes; CPU ratio {ours.user_s / floor.user_s:.1f}")

@@ -1,18 +1,19 @@
-"""Transformers on one GPU against measured times: ``python -m benchmarks.single_gpu``.
+"""Errors of predicted transformer steps on one GPU: ``python -m benchmarks.single_gpu``.
 
-Reads ``neusight_e2e.csv`` (``--data`` says where): PyTorch, float32 without TF32, forward, or forward and
-backward, eager or compiled (``fusion``), on eight devices; NeuSight's own predictions stand in the table and
-are printed beside ours. Each row is the workload that :class:`hespas.generators.eager.EagerStep` makes, its
-time the sum over its operators of what the composite says of the device. Nothing is fitted to these rows.
+Reads ``neusight_e2e.csv`` (``--data``): PyTorch, float32 without TF32, forward, or forward and backward,
+eager or compiled (``fusion``), on eight devices. The table also has the predictions of NeuSight, which are
+printed for comparison. :class:`hespas.generators.eager.EagerStep` generates the workload of each row. The
+predicted time is the sum of the composite's estimates over the operators. This prediction is not fitted to
+these rows.
 
-A second figure of each row is calibrated: a factor for products and one for all else for each device, fitted
-on rows of split ``calib`` alone. Factors are held near 1 as far as few rows cannot tell (ridge on their
-logarithms), and rows far off count by their size, not its square. Rows of ``calib`` are predicted with
-factors from the other rows of their device.
+A second prediction is calibrated per device with a factor for matrix products and a factor for all other
+operators, fitted on rows of split ``calib`` alone. The fit has a ridge on the logarithms of the factors,
+which keeps them near 1 if rows are few, and a robust loss, in which outliers count linearly. Rows of
+``calib`` are predicted with factors from the other rows of their device.
 
-A third figure has the step factor of ``hespas-validate calibrate --end-to-end``, by device, framework and
-phase, fitted on rows of split ``calib`` of other models than that of the row. ``--rows`` prints each row.
-``--max-mape`` makes it exit 1, and so do step factors that raise the mean error by more than a point.
+A third prediction has the step factor of ``hespas-validate calibrate --end-to-end``, by device, framework and
+phase, fitted on rows of split ``calib`` of other models. ``--rows`` prints each row. Exits with 1 if the mean
+error is above ``--max-mape``, or step factors raise the mean error by more than one percentage point.
 """
 
 from __future__ import annotations
@@ -53,11 +54,13 @@ _MODELS: Mapping[str, str] = {
     "switchxl4": "switch-xl-4",
 }
 _NOISE, _SPREAD = 0.05, 0.15
-"""Standard deviations of logarithms: of rows about a device's factors, of factors about 1."""
+"""Standard deviations of logarithms: of measured times around the prediction, and of factors around 1."""
 
 
 class Row(NamedTuple):
-    """A row of the table: what ran where, and how long [ms]; ``peer_ms`` is NeuSight's own prediction."""
+    """A row of the table: device, workload and measured time [ms]. ``peer_ms`` is the prediction of
+    NeuSight.
+    """
 
     hardware: str
     model: str
@@ -72,8 +75,8 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """A row and what is predicted [ms]: products, everything else, both with a device's factors, and both
-    with the step factor of ``others`` other models.
+    """A row and its predictions [ms]: matrix products, all other operators, the step with the factors of the
+    device, and the step with the step factor of ``others`` other models.
     """
 
     row: Row
@@ -85,12 +88,14 @@ class Point:
 
     @property
     def predicted_ms(self) -> float:
-        """With no calibration end to end."""
+        """Time of the step [ms] without end-to-end calibration."""
         return self.products_ms + self.others_ms
 
 
 def rows_of(path: Path) -> list[Row]:
-    """The rows of the table. Raises ``FormatError`` for an absent column or a cell that is no number."""
+    """Return the rows of the table. Raises ``FormatError`` for an absent column or a cell that is not a
+    number.
+    """
     with path.open(newline="", encoding="utf-8") as stream:
         found: list[Row] = []
         for number, cells in enumerate(csv.DictReader(stream)):
@@ -98,7 +103,9 @@ def rows_of(path: Path) -> list[Row]:
                 found.append(_row(cells))
             except (KeyError, ValueError) as error:
                 raise FormatError(
-                    f"row {number}: {error}", path=str(path), hint="the columns of neusight_e2e.csv"
+                    f"row {number}: {error}",
+                    path=str(path),
+                    hint="use a table with the columns of neusight_e2e.csv",
                 ) from error
     return found
 
@@ -118,7 +125,7 @@ def _row(cells: Mapping[str, str]) -> Row:
 
 
 def step_of(row: Row) -> EagerStep:
-    """What a row ran. Raises ``UsageError`` for a model that is not known."""
+    """Return the generator of the step of a row. Raises ``UsageError`` for an unknown model."""
     return EagerStep(
         model=eager_model(_MODELS.get(row.model, row.model)),
         batch=row.batch,
@@ -134,9 +141,9 @@ def _graph_of(step: EagerStep) -> OpGraph:
 
 
 def points_of(rows: Iterable[Row], left_out: Counter[str] | None = None) -> Iterator[Point]:
-    """Yield the predictions of the composite; products apart from the rest.
+    """Yield the predictions of the composite, for matrix products and all other operators.
 
-    Rows of unknown models and devices are left out; ``left_out`` receives their number by reason.
+    Rows of unknown models and devices are skipped; ``left_out`` receives their number by reason.
     """
     composite = load_estimator("composite")
     for row in rows:
@@ -153,8 +160,8 @@ def points_of(rows: Iterable[Row], left_out: Counter[str] | None = None) -> Iter
 
 
 def factors_of(points: Sequence[Point]) -> tuple[float, float]:
-    """Factors of products and of all else with which measured times of one device are met best; 1 and 1 of
-    no points.
+    """Return the factors of matrix products and of all other operators that fit the measured times of one
+    device best. Without points both are 1.
     """
     if not points:
         return 1.0, 1.0
@@ -170,7 +177,7 @@ def factors_of(points: Sequence[Point]) -> tuple[float, float]:
 
 
 def calibrated(points: Sequence[Point]) -> list[Point]:
-    """The points with the factors of their device, which know nothing of the row itself nor of ``devval``."""
+    """Return the points with the factors of their device, fitted on its other rows of split ``calib``."""
     fitted = [each for each in points if each.row.split == "calib"]
     found: list[Point] = []
     for each in points:
@@ -181,8 +188,8 @@ def calibrated(points: Sequence[Point]) -> list[Point]:
 
 
 def with_step_factors(points: Sequence[Point]) -> list[Point]:
-    """Return the points with the step factor of their device, framework and phase that rows of split
-    ``calib`` of other models give.
+    """Return the points with the step factor of their device, framework and phase, fitted on rows of split
+    ``calib`` of other models.
     """
     stepped: list[Point] = []
     for point in points:
@@ -201,8 +208,6 @@ def with_step_factors(points: Sequence[Point]) -> list[Point]:
     return stepped
 
 
-# What is printed.
-
 _GROUPS: Sequence[tuple[str, Callable[[Row], str]]] = (
     ("split", lambda row: row.split),
     ("device", lambda row: row.hardware),
@@ -213,15 +218,15 @@ _HEAD = ("n", "mean", "median", "P90", "bias")
 
 
 def _figures(points: Sequence[Point], of: Callable[[Point], float]) -> str:
-    """Errors in percent of the points that have a prediction."""
+    """Return the error figures [%] of the points with a prediction, as text."""
     error = np.array([of(each) / each.row.measured_ms - 1 for each in points], np.float64)
     error = error[np.isfinite(error)]
-    said = error_figures(error)
-    figures = (f"{100 * said[name]:7.1f}" for name in ("mape", "median_ape", "p90_ape"))
-    return f"{len(error):4}{''.join(figures)}{100 * said['bias']:+7.1f}"
+    statistics = error_figures(error)
+    figures = (f"{100 * statistics[name]:7.1f}" for name in ("mape", "median_ape", "p90_ape"))
+    return f"{len(error):4}{''.join(figures)}{100 * statistics['bias']:+7.1f}"
 
 
-_SAID: Mapping[str, Callable[[Point], float]] = {
+_PREDICTIONS: Mapping[str, Callable[[Point], float]] = {
     "not calibrated": lambda point: point.predicted_ms,
     "factors of a device": lambda point: point.calibrated_ms,
     "step factor": lambda point: point.stepped_ms,
@@ -229,10 +234,10 @@ _SAID: Mapping[str, Callable[[Point], float]] = {
 }
 
 
-def _tell(points: Sequence[Point]) -> None:
+def _print_groups(points: Sequence[Point]) -> None:
     head = "".join(f"{each:>{4 if each == 'n' else 7}}" for each in _HEAD)
-    print(f"{'error [%]':28}" + "".join(f"  {name:^32}" for name in _SAID))
-    print(f"{'':28}" + f"  {head}" * len(_SAID))
+    print(f"{'error [%]':28}" + "".join(f"  {name:^32}" for name in _PREDICTIONS))
+    print(f"{'':28}" + f"  {head}" * len(_PREDICTIONS))
     groups = [("", list(points))]
     for title, of in _GROUPS:
         names = dict.fromkeys(of(each.row) for each in points)
@@ -240,48 +245,55 @@ def _tell(points: Sequence[Point]) -> None:
     for count in sorted({point.others for point in points}):
         groups.append((f"other models {count}", [point for point in points if point.others == count]))
     for name, some in groups:
-        print(f"{name or 'all':28}" + "".join(f"  {_figures(some, of)}" for of in _SAID.values()))
+        print(f"{name or 'all':28}" + "".join(f"  {_figures(some, of)}" for of in _PREDICTIONS.values()))
 
 
-def _tell_rows(points: Sequence[Point]) -> None:
-    print(f"{'row':58}{'measured':>10}" + "".join(f"{name:>20}" for name in _SAID))
+def _print_rows(points: Sequence[Point]) -> None:
+    print(f"{'row':58}{'measured':>10}" + "".join(f"{name:>20}" for name in _PREDICTIONS))
     for each in points:
         row = each.row
         name = f"{row.hardware} {row.model} {row.mode} {row.seqlen}x{row.batch} {row.option}"
-        said = "".join(
-            f"{of(each):11.1f} ({100 * of(each) / row.measured_ms - 100:+5.1f}%)" for of in _SAID.values()
+        predictions = "".join(
+            f"{of(each):11.1f} ({100 * of(each) / row.measured_ms - 100:+5.1f}%)"
+            for of in _PREDICTIONS.values()
         )
-        print(f"{name:58}{row.measured_ms:10.1f}{said}")
+        print(f"{name:58}{row.measured_ms:10.1f}{predictions}")
 
 
 def main() -> int:
-    """Print the table; 1 where the mean error with no calibration is above ``--max-mape``, or step factors
-    raise it by more than a point.
+    """Print the table. Return 1 if the mean error without calibration is above ``--max-mape``, or step
+    factors raise it by more than one percentage point.
     """
-    parser = argparse.ArgumentParser(description="Transformers on one GPU against measured times.")
-    parser.add_argument("--data", type=Path, default=_DATA, help="neusight_e2e.csv")
+    parser = argparse.ArgumentParser(
+        description="Compare predicted transformer steps on one GPU with measured times."
+    )
+    parser.add_argument("--data", type=Path, default=_DATA, help="path of neusight_e2e.csv")
     parser.add_argument("--rows", action="store_true", help="print each row")
     parser.add_argument(
-        "--max-mape", type=float, default=12.0, metavar="PERCENT", help="what the mean may be"
+        "--max-mape",
+        type=float,
+        default=12.0,
+        metavar="PERCENT",
+        help="bound of the mean error (default: %(default)s)",
     )
     options = parser.parse_args()
     path: Path = options.data
     if not path.is_file():
-        print(f"no {path}: nothing to compare with")
+        print(f"{path} not found: nothing to compare; pass --data")
         return 0
     left_out = Counter[str]()
     points = with_step_factors(calibrated(list(points_of(rows_of(path), left_out))))
     for reason, count in left_out.items():
-        print(f"{count} rows left out: {reason}")
+        print(f"{count} rows skipped: {reason}")
     if not points:
-        print("no row left to compare")
+        print("no rows to compare")
         return 0
     if options.rows:
-        _tell_rows(points)
-    _tell(points)
+        _print_rows(points)
+    _print_groups(points)
     mean, stepped = (
         100 * float(np.mean([abs(of(each) / each.row.measured_ms - 1) for each in points]))
-        for of in (_SAID["not calibrated"], _SAID["step factor"])
+        for of in (_PREDICTIONS["not calibrated"], _PREDICTIONS["step factor"])
     )
     return int(mean > options.max_mape or stepped > mean + 1.0)
 

@@ -1,8 +1,8 @@
-"""A million matmuls x three dataflows counted on a systolic array: ``python -m benchmarks.systolic_speed``.
+"""CPU time of counts of a million matmuls on a systolic array: ``python -m benchmarks.systolic_speed``.
 
-Prints CPU seconds of all counts (cycles, three utilisations, three accesses) and of cycles alone, as medians
-of five runs, beside one pass over the same sizes (m n k) as the floor. Exits 1 where all counts take
-more than half a second.
+Counts three dataflows. Prints CPU seconds of all counts (cycles, three utilisations, three accesses) and of
+cycles alone, as medians of five runs. The floor computes m n k of the same sizes once per dataflow. Exits
+with 1 if all counts take more than half a second.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _RUNS = 5
 
 
 def _seconds(work: Callable[[], object]) -> float:
-    """CPU seconds of one run, the median of some after a warm-up."""
+    """Return the median CPU seconds of five runs after a warm-up."""
     work()
     taken: list[float] = []
     for _ in range(_RUNS):
@@ -38,7 +38,7 @@ def _seconds(work: Callable[[], object]) -> float:
 
 
 def main() -> int:
-    """Measure, print, and say whether the bound holds."""
+    """Measure and print. Return 1 if the bound is exceeded, else 0."""
     argparse.ArgumentParser(description=__doc__).parse_args()
     rng = np.random.default_rng(1)
     m, n, k = (rng.integers(1, 16_384, _MATMULS).astype(np.float64) for _ in range(3))

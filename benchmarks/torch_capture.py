@@ -1,8 +1,9 @@
-"""A GPT with FSDP2 and tensor parallelism captured for 16,384 ranks, against the same for 8.
+"""Cost of the capture of a GPT with FSDP2 and tensor parallelism for 16,384 ranks, against 8 ranks.
 
-``python -m benchmarks.torch_capture``: CPU seconds and peak memory of one process each, PyTorch's start-up
-included, and their ratios. The model is as wide as the largest mesh can split evenly (and with ``--uneven``
-not: then ranks differ, and more of them are recorded). Exits 1 past 60 s or 2 GB at 16,384 ranks.
+``python -m benchmarks.torch_capture`` prints CPU seconds and peak memory of one process per mesh, with the
+start-up of PyTorch, and their ratios. All meshes split the width of the model evenly. With ``--uneven`` the
+largest mesh does not; ranks then differ, and the capture records more of them. Exits with 1 above 60 s or 2
+GB at 16,384 ranks.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ __all__ = ["capture", "main"]
 _MESHES = ("data=2,model=4", "data=128,model=4", "data=2048,model=8")
 _LIMIT_S, _LIMIT_MB = 60.0, 2000.0
 _EVEN, _UNEVEN = 16_384, 256
-"""Widths of the model."""
+"""Hidden size of the model that the largest mesh splits evenly and unevenly."""
 
 
 def capture(mesh: str, hidden: int) -> None:
-    """Capture once, and say what came out."""
+    """Capture once and print the workload on stderr."""
     from fixtures.make.torch_programs import gpt
     from hespas.captures.torch import capture_torch
 
@@ -35,14 +36,14 @@ def capture(mesh: str, hidden: int) -> None:
 
 
 def main() -> int:
-    """Measure; 1 where a bound is missed."""
+    """Measure and print. Return 1 if a bound is exceeded, else 0."""
     parser = argparse.ArgumentParser("python -m benchmarks.torch_capture", description=__doc__)
     parser.add_argument(
-        "--uneven", action="store_true", help="a model that the largest mesh cannot split evenly"
+        "--uneven", action="store_true", help="use a model that the largest mesh does not split evenly"
     )
     hidden = _UNEVEN if parser.parse_args().uneven else _EVEN
     if find_spec("torch") is None:
-        print("skipped: needs the extra 'torch'")
+        print("skipped: install the extra 'torch'")
         return 0
     print("ranks    CPU s   ratio   peak MB   ratio")
     figures: list[tuple[float, float]] = []

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import hespas
-from benchmarks.kernel_names import main, told
+from benchmarks.kernel_names import coverage_of, main
 from hespas.converters.measured_ops.build import costed_ops
 from hespas.converters.measured_ops.device_events import kernel_bounds
 from hespas.costs.kernels import UNBOUNDED, WorkBounds, kernel_facts, launch_of, work_bounds
@@ -170,7 +170,7 @@ REAL = {
 def test_names_of_real_traces(name: str) -> None:
     profile = hespas.read(DATA / name)
     assert isinstance(profile, Profile)
-    found = told(profile)
+    found = coverage_of(profile)
     assert found.classified > 0.999
     assert found.bounded_launches >= REAL[name]
     assert found.fails == 0
