@@ -1,1 +1,1 @@
-"""How far estimates carry over: tests that leave out what a user's work does not share with the data."""
+"""Held-out tests of estimates: devices, sizes, models and ranks that are absent from the fitted rows."""

@@ -1,16 +1,16 @@
-"""Collectives beyond what was measured: numbers of ranks, large messages and devices, left out in turn.
+"""Errors of collectives beyond the fitted rows: rank counts, large messages and devices, left out in turn.
 
     python -m benchmarks.carry_over.collectives --tables DIR [--split devval] [--json FILE] [--against FILE]
 
-DIR holds aiconfigurator_collectives.parquet and vidur_network.parquet. Fits are of ``calib`` without what is
-left out, figures of the rows of ``--split`` that were left out:
+DIR contains aiconfigurator_collectives.parquet and vidur_network.parquet. Fits use the remaining ``calib``
+rows, and figures are of the rows of ``--split`` that are left out:
 
-    inside            sizes between those that were fitted on, fits as shipped
-    most ranks        of each library and operation, the largest number of ranks on as many nodes
-    middle ranks      a number of ranks between two others
+    inside            all rows of the split, with the shipped fits
+    most ranks        the largest number of ranks of each library, operation and number of nodes
+    middle ranks      numbers of ranks between the smallest and the largest
     largest messages  the two largest octaves of bytes of each layout
     sibling, family, link data
-                      the device and all fitted from its rows, answered from the nearest device of that class
+                      the device and all its fits; predictions come from the nearest devices of that relation
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _EIGHT = RankLayout(8, 1)
 
 
 def cases(tables: Sequence[Measurements], split: str) -> Iterator[Case]:
-    """Every test on every device of the tables."""
+    """Yield the predictions of every test on every device of the tables."""
     for name in sorted({name for table in tables for name in table.hardware.used()}):
         device = load_device(name)
         for table in (table.on(name) for table in tables if len(table.hardware.where(name))):
@@ -57,27 +57,29 @@ def cases(tables: Sequence[Measurements], split: str) -> Iterator[Case]:
 
 
 def _of_others(held: Measurements, device: Device) -> Iterator[Case]:
-    """Answers from the nearest devices, then from those further away."""
-    nobody = replace(device, own_fits=(), fits_of="")
+    """Yield the predictions without fits of the device, for each relation from near to far reference
+    devices.
+    """
+    unfitted = replace(device, own_fits=(), fits_of="")
     others = [name for name in MEASURED if name != device.name]
-    related = dict(reference_devices_of(nobody, _EIGHT, others))
+    related = dict(reference_devices_of(unfitted, _EIGHT, others))
     for place, tier in enumerate(RELATIONS):
         if tier in related.values():
             near = [fit for name, each in related.items() if each == tier for fit in shipped_fits(name)]
             known = held.take(held.ops.op.where(*{fit.op for fit in near if fit.kind == "collective"}))
             left = tuple(name for name, each in related.items() if RELATIONS.index(each) >= place)
-            yield _case(tier, known, nobody, Collectives(reference_devices=left))
+            yield _case(tier, known, unfitted, Collectives(reference_devices=left))
 
 
 def _case(test: str, held: Measurements, device: Device, model: Collectives) -> Case:
-    said = model.predict(held.ops, device)
+    predictions = model.predict(held.ops, device)
     return Case(
         test=test,
         device=device.name,
         table=held.name,
-        low_ns=said.low_ns,
-        duration_ns=said.duration_ns,
-        high_ns=said.high_ns,
+        low_ns=predictions.low_ns,
+        duration_ns=predictions.duration_ns,
+        high_ns=predictions.high_ns,
         measured_ns=held.duration_ns,
     )
 
@@ -89,7 +91,9 @@ def _sizes(table: Measurements) -> tuple[FloatArray, FloatArray, FloatArray]:
 
 
 def _most_ranks(table: Measurements) -> BoolArray:
-    """The largest of at least two numbers of ranks, of each class and number of nodes."""
+    """Return a mask of the rows with the largest number of ranks of their class and number of nodes, where
+    there are at least two numbers of ranks.
+    """
     ranks, nodes, _ = _sizes(table)
     out = np.zeros(len(table), np.bool_)
     for _, rows in table.ops.classes():
@@ -101,7 +105,9 @@ def _most_ranks(table: Measurements) -> BoolArray:
 
 
 def _middle_ranks(table: Measurements) -> BoolArray:
-    """What lies between the smallest and the largest number of ranks, of each class and number of nodes."""
+    """Return a mask of the rows between the smallest and the largest number of ranks of their class and
+    number of nodes.
+    """
     ranks, nodes, _ = _sizes(table)
     out = np.zeros(len(table), np.bool_)
     for _, rows in table.ops.classes():
@@ -112,7 +118,7 @@ def _middle_ranks(table: Measurements) -> BoolArray:
 
 
 def _largest_messages(table: Measurements) -> BoolArray:
-    """The largest octaves of each class and layout."""
+    """Return a mask of the rows in the two largest octaves of message bytes of their class and layout."""
     ranks, nodes, size = _sizes(table)
     out = np.zeros(len(table), np.bool_)
     for _, rows in table.ops.classes():
@@ -126,9 +132,9 @@ _LEFT_OUT = {"most ranks": _most_ranks, "middle ranks": _middle_ranks, "largest 
 
 
 def main() -> None:
-    """Print the figures."""
+    """Print the figures of all tests."""
     parser = parser_of(__doc__)
-    parser.add_argument("--split", default="devval", help="rows that are scored (default: devval)")
+    parser.add_argument("--split", default="devval", help="split of the scored rows (default: devval)")
     arguments = parser.parse_args()
     tables = [read_measurements(arguments.tables / name) for name in TABLES]
     print_figures(cases(tables, arguments.split), arguments)

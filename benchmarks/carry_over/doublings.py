@@ -1,8 +1,8 @@
-"""Does twice the work take less time: ``python -m benchmarks.carry_over.doublings [--tables DIR]``.
+"""Share of doubled sizes whose estimate falls: ``python -m benchmarks.carry_over.doublings [--tables DIR]``.
 
-One size after the other of random operations is doubled, on every device; a line tells in what share of the
-doublings the estimate falls by more than 5 %, and the worst ratio. With ``--tables``, the same of what was
-measured, where rows of a table differ in one size by a factor of two.
+Doubles each size of random operations in turn, on every device. A line has the share of doublings in which
+the estimate falls by more than 5 %, and the smallest ratio. ``--tables`` prints the same of measured times,
+for pairs of rows that differ by a factor of two in one size.
 """
 
 from __future__ import annotations
@@ -81,11 +81,11 @@ KINDS: dict[str, tuple[Callable[[FloatArray, Labels], Operations], tuple[tuple[i
     "attention.generation": (_tokens, ((1, 512), (1, 64), (16, 65536))),
     "vector": (_additions, ((1, 65536), (1, 16384))),
 }
-"""What makes operations of some sizes, and the least and most of each before it is doubled."""
+"""Builder of the operations of each kind, and the range of each size before it is doubled."""
 
 
 def _drawn(bounds: Sequence[tuple[int, int]], count: int, seed: int) -> FloatArray:
-    """Random sizes, a third powers of two, a third multiples of 64; shape ``(count, sizes)``."""
+    """Return random sizes of shape ``(count, sizes)``: a third powers of two, a third multiples of 64."""
     generator = np.random.default_rng(seed)
     low, high = np.log2(np.array(bounds)).T
     logs = generator.uniform(low, high, (count, len(bounds)))
@@ -96,7 +96,7 @@ def _drawn(bounds: Sequence[tuple[int, int]], count: int, seed: int) -> FloatArr
 
 
 def falls(model: OperationModel, device: Device, kind: str, *, count: int, seed: int = 0) -> FloatArray:
-    """The time of operations with one size doubled over that without, shape ``(count, sizes)``."""
+    """Return the time with one size doubled over the time without, of shape ``(count, sizes)``."""
     make, bounds = KINDS[kind]
     sizes = _drawn(bounds, count, seed)
     scheme = Labels.constant("bf16", count)
@@ -108,7 +108,7 @@ def falls(model: OperationModel, device: Device, kind: str, *, count: int, seed:
 
 
 def measured_falls(table: Measurements) -> Iterator[tuple[str, FloatArray]]:
-    """Of each device, the times of measured matmuls over those of half the size."""
+    """Yield by device the times of measured matmuls, over times of matmuls with half of one size."""
     for name in table.hardware.used():
         mine = table.on(name)
         mine = mine.take(mine.ops.kind.where("matmul"))
@@ -138,17 +138,19 @@ def _line(device: str, kind: str, ratio: FloatArray) -> str:
 
 
 def main() -> None:
-    """Print a line per device and kind."""
+    """Print a line per device and kind, and per device of each table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--estimator", default="composite", help="whose estimates (default: composite)")
-    parser.add_argument("--hardware", action="append", help="only these devices (default: all)")
-    parser.add_argument("--kind", action="append", choices=list(KINDS), help="only these kinds")
+    parser.add_argument("--estimator", default="composite", help="estimator to test (default: composite)")
+    parser.add_argument("--hardware", action="append", help="devices (default: all)")
+    parser.add_argument(
+        "--kind", action="append", choices=list(KINDS), help="kinds of operations (default: all)"
+    )
     parser.add_argument("--count", type=int, default=2000, help="operations of each kind (default: 2000)")
     parser.add_argument("--tables", type=Path, help="folder of measured tables")
     arguments = parser.parse_args()
     model = load_estimator(arguments.estimator)
     if not isinstance(model, OperationModel):
-        parser.error(f"{arguments.estimator} needs a graph")
+        parser.error(f"--estimator {arguments.estimator} requires a graph; choose an estimator of operations")
     sys.stdout.write(f"{'device':28s} {'kind':22s} {'n':>8s} {'faster':>7s} {'worst':>6s}\n")
     for name in arguments.hardware or device_names():
         for kind in arguments.kind or KINDS:

@@ -1,22 +1,22 @@
-"""Few measurements of a new device.
+"""Errors of models for a new device that has few measured rows.
 
     python -m benchmarks.carry_over.few_rows --tables DIR [--part NAME ...] [--siblings] [--draws N]
                                              [--device NAME ...] [--count N ...] [--kit]
 
-Each device of a table is taken for new: its architecture is left out of the shipped model (``--siblings``:
-the device alone), then some of its ``calib`` rows are drawn at random, and its ``devval`` rows are predicted
+Each device of a table is treated as new: its architecture is removed from the shipped model (``--siblings``:
+only the device). Then some of its ``calib`` rows are drawn at random, and its ``devval`` rows are predicted
 by
 
-    zero      the model of the others
-    form      the form fitted to its own rows alone, nothing known beforehand
-    adapted   the model of the others adapted to them (``calibrate --estimator learned``)
+    zero      the model of the other devices
+    form      the form fitted to the drawn rows alone, without other knowledge
+    adapted   the model of the other devices adapted to the drawn rows (``calibrate --estimator learned``)
 
-A line tells the MAPE of each, the error that the card of the adapted model promises, and what of the rows
-lies in its 90 % intervals.
+A line has the MAPE of each, the error on the card of the adapted model (promise), and the share of rows in
+its 90 % intervals (cover).
 
-With ``--kit``, the last line of a device has the rows nearest to the shapes of the measurement kit (``hespas
-hardware measure --kit``) in place of random ones. All lines are then of rows that the kit could measure: its
-number format, and the library that most rows of the device are from.
+With ``--kit``, the last line of a device uses the rows nearest to the shapes of the measurement kit (``hespas
+hardware measure --kit``) instead of random rows. All lines then use only rows that the kit could measure:
+rows in its number format, and of the library that most rows of the device are from.
 """
 
 from __future__ import annotations
@@ -58,8 +58,9 @@ _SCORED = 1500
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curve:
-    """Errors (MAPE) with ``rows`` of a device, which are random or (``is_kit``) nearest to the kit's shapes;
-    ``promised`` is the error on the card of the adapted model, ``coverage`` of its intervals.
+    """Errors (MAPE) with ``rows`` rows of a device, which are random or (``is_kit``) nearest to the shapes of
+    the kit. ``promised`` is the error on the card of the adapted model, ``coverage`` the share of rows in its
+    90 % intervals.
     """
 
     device: str
@@ -74,7 +75,7 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class _Others:
-    """The model of the other devices, and the folder that it is in."""
+    """Model of the other devices, and the folder that contains it."""
 
     part: LearnedPart
     model: LearnedModel
@@ -91,7 +92,9 @@ def curves(
     devices: Sequence[str] = (),
     kit: bool = False,
 ) -> Iterator[Curve]:
-    """Every device of a table taken for new."""
+    """Yield the errors of every device of a table, each treated as new. Devices are skipped if no other
+    remains.
+    """
     table = table.take(rows_of_part(part, table))
     shipped = load_model(shipped_folder() / f"{part.name}.json")
     fitted = rows_for(part, table.part("calib"))
@@ -118,8 +121,8 @@ def curves(
 
 
 def _kit_and_its_class(device: Device, rows: Measurements) -> tuple[Operations, Measurements]:
-    """The shapes of the kit in a kind and number format of the rows, and the rows in that format, of the
-    library that most of them are from.
+    """Return the shapes of the kit in the kinds and number formats of the rows, and the rows in these
+    formats, of the library that has most rows.
     """
     shapes = kit_operations(kit_shapes(device), device)
     shapes = shapes.take(
@@ -132,7 +135,9 @@ def _kit_and_its_class(device: Device, rows: Measurements) -> tuple[Operations, 
 
 
 def nearest_rows(table: Measurements, shapes: Operations) -> IntArray:
-    """For each shape of the kit the number of the nearest row, by log2 of the sizes; no row twice."""
+    """Return the sorted indices of the row nearest to each shape, by distance of log2 of sizes; no row
+    twice.
+    """
     names = [name for name in KINDS[shapes.kind[0]] if name != "pairs"]
 
     def position(ops: Operations) -> FloatArray:
@@ -156,7 +161,7 @@ def _curve(
     calib, scored = table.part("calib"), table.part("devval")
     scored = scored.take(np.sort(draw.permutation(len(scored))[:_SCORED]))
     order = draw.permutation(len(calib))
-    zero = _said(model, scored, device)
+    zero = _predicted_ns(model, scored, device)
     choices = [(np.sort(order[:count]), False) for count in counts if count <= len(calib)]
     if shapes is not None:
         choices.append((nearest_rows(calib, shapes), True))
@@ -167,12 +172,14 @@ def _curve(
         promised = coverage = np.nan
         if found is not None:
             own = adapted(found, device, seed=0)
-            said = LoadedModels([own]).predict(scored.ops, device)
-            errors[2] = _error(said.duration_ns, scored)
-            told = [(row.mape, row.n) for row in own.card.errors if row.mape is not None]
-            promised = float(np.average([mape for mape, _ in told], weights=[n for _, n in told]))
-            covered = ~np.isnan(said.duration_ns)
-            within = (said.low_ns <= scored.duration_ns) & (scored.duration_ns <= said.high_ns)
+            predictions = LoadedModels([own]).predict(scored.ops, device)
+            errors[2] = _error(predictions.duration_ns, scored)
+            card_errors = [(row.mape, row.n) for row in own.card.errors if row.mape is not None]
+            promised = float(
+                np.average([mape for mape, _ in card_errors], weights=[n for _, n in card_errors])
+            )
+            covered = ~np.isnan(predictions.duration_ns)
+            within = (predictions.low_ns <= scored.duration_ns) & (scored.duration_ns <= predictions.high_ns)
             coverage = float(within[covered].mean())
         yield Curve(
             device=device.name,
@@ -186,14 +193,14 @@ def _curve(
         )
 
 
-def _said(model: LearnedModel, table: Measurements, device: Device) -> FloatArray:
+def _predicted_ns(model: LearnedModel, table: Measurements, device: Device) -> FloatArray:
     variants = {cell.variant for cell in model.card.cells}
     return LoadedModels([model]).predict(known_variants(table.ops, variants), device).duration_ns
 
 
 def _of_form(some: Measurements, scored: Measurements, device: Device) -> FloatArray:
-    """What fits of some rows say of others; NaN where too few."""
-    said = np.full(len(scored), np.nan)
+    """Return times [ns] of ``scored`` by forms fitted to ``some``; NaN for classes with too few rows."""
+    predicted_ns = np.full(len(scored), np.nan)
     for rows in classes_of(some):
         fit = fit_class(rows, rows.machine(device), {}, 0)
         if fit is None:
@@ -202,13 +209,13 @@ def _of_form(some: Measurements, scored: Measurements, device: Device) -> FloatA
         for labels, at in scored.ops.classes():
             if (labels[0], labels[2], labels[3]) == (kind, scheme, variant) and op in (ANY, labels[1]):
                 machine = rows.machine(device)
-                said[at] = form_time_ns(fit.form, fit.solution.values, scored.ops.take(at), machine)
-    return said
+                predicted_ns[at] = form_time_ns(fit.form, fit.solution.values, scored.ops.take(at), machine)
+    return predicted_ns
 
 
-def _error(said_ns: FloatArray, table: Measurements) -> float:
-    known = np.isfinite(said_ns)
-    return float(np.abs(said_ns[known] / table.duration_ns[known] - 1).mean()) if known.any() else np.nan
+def _error(predicted_ns: FloatArray, table: Measurements) -> float:
+    known = np.isfinite(predicted_ns)
+    return float(np.abs(predicted_ns[known] / table.duration_ns[known] - 1).mean()) if known.any() else np.nan
 
 
 def _line(name: str, curve: Curve) -> str:
@@ -219,13 +226,18 @@ def _line(name: str, curve: Curve) -> str:
 
 
 def main() -> None:
-    """Print a line for each device and number of rows, then means over the devices."""
+    """Print a line for each device, draw and number of rows, then means over all devices and draws."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--tables", type=Path, required=True, help="folder of measured tables")
-    parser.add_argument("--part", action="append", help="models (default: gemm-bf16)")
-    parser.add_argument("--siblings", action="store_true", help="with the others of its architecture")
+    parser.add_argument("--part", action="append", help="parts of the learned models (default: gemm-bf16)")
+    parser.add_argument("--siblings", action="store_true", help="keep other devices of its architecture")
     parser.add_argument("--device", action="append", default=[], help="devices (default: all)")
-    parser.add_argument("--count", action="append", type=int, help="numbers of rows")
+    parser.add_argument(
+        "--count",
+        action="append",
+        type=int,
+        help=f"numbers of rows (default: {', '.join(map(str, _COUNTS))})",
+    )
     parser.add_argument("--kit", action="store_true", help="compare with rows nearest to the kit's shapes")
     parser.add_argument("--draws", type=int, default=3, help="draws of rows (default: 3)")
     arguments = parser.parse_args()

@@ -1,4 +1,6 @@
-"""What tests that leave something out print: figures of predictions beside what was measured."""
+"""Error figures of held-out tests: predictions compared with measured times, and the options of the
+commands.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ __all__ = ["Case", "Figures", "figures", "parser_of", "print_figures", "print_pa
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Case:
-    """Rows of one device that one test left out: predictions, intervals and measured times [ns]."""
+    """Rows of one device that one test leaves out: predictions, intervals and measured times [ns]."""
 
     test: str
     device: str
@@ -34,7 +36,9 @@ class Case:
 
 
 class Figures(Struct, frozen=True, kw_only=True):
-    """Errors of ``n`` of ``of`` rows, the share inside intervals of 90 %, and half their median ratio."""
+    """Errors of the ``n`` of ``of`` rows with a prediction, the share of rows in their 90 % intervals, and
+    the median square root of the ratio of interval ends. None without rows.
+    """
 
     n: int
     of: int
@@ -47,30 +51,30 @@ class Figures(Struct, frozen=True, kw_only=True):
 
 
 def figures(cases: Sequence[Case]) -> Figures:
-    """The figures of some cases together; None of no rows."""
-    low, said, high, measured = (
+    """Return the figures of all rows of some cases; None for each error without rows."""
+    low, predicted, high, measured = (
         np.concatenate(columns)
         for columns in zip(
             *((each.low_ns, each.duration_ns, each.high_ns, each.measured_ns) for each in cases), strict=True
         )
     )
-    known = np.isfinite(said)
-    low, said, high, measured = (column[known] for column in (low, said, high, measured))
-    if not len(said):
+    known = np.isfinite(predicted)
+    low, predicted, high, measured = (column[known] for column in (low, predicted, high, measured))
+    if not len(predicted):
         return Figures(
             n=0, of=len(known), mape=None, median_ape=None, p90_ape=None, bias=None, coverage=None, width=None
         )
     return Figures(
-        n=len(said),
+        n=len(predicted),
         of=len(known),
         coverage=float(((low <= measured) & (measured <= high)).mean()),
         width=float(np.nanmedian(np.sqrt(high / low))),
-        **error_figures(said / measured - 1),
+        **error_figures(predicted / measured - 1),
     )
 
 
 def summary(every: Sequence[Case]) -> dict[str, Figures]:
-    """Figures by test, and by test, device and table."""
+    """Return the figures of each test, and of each test, device and table."""
     groups: dict[str, list[Case]] = {}
     for each in every:
         groups.setdefault(each.test, []).append(each)
@@ -79,7 +83,9 @@ def summary(every: Sequence[Case]) -> dict[str, Figures]:
 
 
 def text(found: Mapping[str, Figures], before: Mapping[str, Figures]) -> str:
-    """One line per test and device, below it what another version says; percentages."""
+    """Return one line of percentages per test and device, followed by the line of another version if it has
+    one.
+    """
     lines = [f"{'':58}{'n/of':>11}{'MAPE':>7}{'median':>7}{'P90':>7}{'bias':>7}{'cover':>7}{'width':>7}"]
     for name, values in found.items():
         lines.append(_line(name, values))
@@ -96,16 +102,16 @@ def _line(label: str, values: Figures) -> str:
 
 
 def parser_of(description: str | None) -> argparse.ArgumentParser:
-    """A command's options that all such tests have."""
+    """Return a parser with the options that all held-out tests have."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--tables", type=Path, required=True, help="folder of measured tables")
-    parser.add_argument("--json", type=Path, help="write the figures there")
-    parser.add_argument("--against", type=Path, help="figures of another version, shown below these")
+    parser.add_argument("--json", type=Path, help="write the figures to this file")
+    parser.add_argument("--against", type=Path, help="file of --json of another version to compare with")
     return parser
 
 
 def print_figures(every: Iterable[Case], arguments: argparse.Namespace) -> None:
-    """Print the figures, and write them where that is asked for."""
+    """Print the figures, and write them to ``--json`` if given."""
     found = summary(list(every))
     before: dict[str, Figures] = {}
     if arguments.against:
@@ -122,11 +128,11 @@ def print_parts(
     rows: int,
     rows_help: str,
 ) -> None:
-    """Print the figures of ``cases`` for each learned part and its table. ``rows`` is the default of the most
-    rows of a device.
+    """Print the figures of ``cases`` for each learned part and its table. ``rows`` is the default of
+    ``--rows``, the largest number of rows of a device.
     """
     parser = parser_of(doc)
-    parser.add_argument("--part", action="append", help="only these models (default: all)")
+    parser.add_argument("--part", action="append", help="parts of the learned models (default: all)")
     parser.add_argument("--rows", type=int, default=rows, help=rows_help)
     arguments = parser.parse_args()
     parts = [part for part in PARTS if not arguments.part or part.name in arguments.part]

@@ -1,17 +1,17 @@
-"""Devices that were never measured: each architecture left out of the shipped models.
+"""Errors of the shipped learned models on devices and architectures that are left out of them.
 
     python -m benchmarks.carry_over.new_devices --tables DIR [--part NAME ...] [--rows N] [--json FILE]
                                                 [--against FILE]
 
-DIR holds the tables that :data:`~hespas.fitting.learned_parts.PARTS` names. The devices left out are no
-longer references of a shipped model, and the interval of new devices is measured on the other architectures
-alone. Figures are of ``devval`` rows (``--rows`` of each device, drawn at random):
+DIR contains the tables that :data:`~hespas.fitting.learned_parts.PARTS` names. Devices that are left out are
+removed from the references of the shipped model, and the interval of new devices comes from the other
+architectures alone. Figures are of ``devval`` rows (``--rows`` of each device, drawn at random):
 
-    sibling       a device without rows in the fit, with others of its architecture there
+    sibling       a device without rows in the fit, whose architecture has other devices in it
     architecture  all devices of an architecture without rows in the fit
 
-and beside them, as *roofline*, what the data sheets alone say of the same rows. Columns *cover* and *width*
-are of the 90 % interval: the share of rows in it, and the square root of the ratio of its ends.
+Rows *roofline* have the roofline predictions from data sheets for the same table rows. Columns *cover* and
+*width* describe the 90 % interval: the share of rows in it, and the square root of the ratio of its ends.
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ __all__ = ["cases", "main", "without_devices"]
 
 
 def without_devices(model: LearnedModel, rows: TrainingRows, held_out: Sequence[str]) -> LearnedModel:
-    """The model as if some devices had no rows in its fit; ``rows`` are the rows of the fit."""
+    """Return the model without references and rows of the ``held_out`` devices; ``rows`` are the rows of the
+    fit.
+    """
     card = model.card
     cells = [
         with_fields(cell, rows={name: count for name, count in cell.rows.items() if name not in held_out})
@@ -55,7 +57,7 @@ def without_devices(model: LearnedModel, rows: TrainingRows, held_out: Sequence[
 
 
 def cases(part: LearnedPart, table: Measurements, rows: int) -> Iterator[Case]:
-    """Every device and architecture of one part left out."""
+    """Yield the predictions for every device and architecture of a part, left out in turn."""
     table = table.take(rows_of_part(part, table))
     model = load_model(shipped_folder() / f"{part.name}.json")
     fitted = rows_for(part, table.part("calib"))
@@ -73,20 +75,20 @@ def cases(part: LearnedPart, table: Measurements, rows: int) -> Iterator[Case]:
             scored = table.part("devval").on(name)
             scored = scored.take(np.sort(draw.permutation(len(scored))[:rows]))
             for label, each in zip((test, f"{test}, roofline"), models, strict=True):
-                said = each.predict(known_variants(scored.ops, variants), named_device(name))
+                predictions = each.predict(known_variants(scored.ops, variants), named_device(name))
                 yield Case(
                     test=f"{part.name} {label}",
                     device=name,
                     table=part.table,
-                    low_ns=said.low_ns,
-                    duration_ns=said.duration_ns,
-                    high_ns=said.high_ns,
+                    low_ns=predictions.low_ns,
+                    duration_ns=predictions.duration_ns,
+                    high_ns=predictions.high_ns,
                     measured_ns=scored.duration_ns,
                 )
 
 
 def main() -> None:
-    """Print the figures."""
+    """Print the figures of all parts."""
     print_parts(__doc__, cases, rows=2000, rows_help="rows of each device (default: 2000)")
 
 

@@ -1,18 +1,18 @@
-"""Learned models beyond the measured sizes, left out in turn.
+"""Errors of learned models beyond the sizes of their fit, with ranges of sizes left out in turn.
 
     python -m benchmarks.carry_over.operations --tables DIR [--part NAME ...] [--rows N] [--json FILE]
                                                [--against FILE]
 
-DIR holds the tables that :data:`~hespas.fitting.learned_parts.PARTS` names. Models are fitted
-as those that ship, on ``calib`` rows without what is left out (``--rows`` of each device at most, drawn at
-random); figures are of ``devval`` rows:
+DIR contains the tables that :data:`~hespas.fitting.learned_parts.PARTS` names. Models are fitted like the
+shipped ones, on the remaining ``calib`` rows (at most ``--rows`` of each device, drawn at random). Figures
+are of ``devval`` rows:
 
-    inside    sizes within those that were fitted on
-    region    sizes in the two largest octaves of any swept dimension, which no row of the fit had
-    m, n ...  the same of one dimension by itself
+    inside    sizes within the range of the fit
+    region    sizes in the two largest octaves of any swept dimension, which no row of the fit has
+    m, n ...  the same for a single dimension
 
-and beside them, as *roofline*, what the data sheets alone say of the same rows. Devices left out:
-:mod:`benchmarks.carry_over.new_devices`.
+Rows *roofline* have the roofline predictions from data sheets for the same table rows. For devices that are
+left out see :mod:`benchmarks.carry_over.new_devices`.
 """
 
 from __future__ import annotations
@@ -41,19 +41,19 @@ from hespas.measurements import Measurements
 __all__ = ["cases", "main"]
 
 _FEWEST = 200
-"""With fewer rows on either side, a test tells of single shapes."""
+"""Least number of rows in a fit and in a test. With fewer rows single shapes decide the figures."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Table:
-    """The rows of one part on known devices, and how many of each device enter a fit."""
+    """Rows of one part on catalogued devices, and the largest number of rows of a device in a fit."""
 
     part: LearnedPart
     measured: Measurements
     rows: int
 
     def fitted(self, out: BoolArray, test: str) -> Iterator[Case]:
-        """What a model that has not seen some rows says of them."""
+        """Yield the predictions for the rows ``out``, by a model that is fitted without them."""
         calib, devval = (self._split(name) for name in ("calib", "devval"))
         seen = np.flatnonzero(calib & ~out)
         if len(seen) < _FEWEST or (devval & out).sum() < _FEWEST:
@@ -71,15 +71,15 @@ class _Table:
             mine = held.on(name)
             models: tuple[OperationModel, ...] = (model, Roofline())
             for label, each in zip((test, f"{test}, roofline"), models, strict=True):
-                # Another library's version is no reason to say nothing of a device.
-                said = each.predict(known_variants(mine.ops, variants), named_device(name))
+                # Rows of a library version that the model does not have are predicted as any version.
+                predictions = each.predict(known_variants(mine.ops, variants), named_device(name))
                 yield Case(
                     test=f"{self.part.name} {label}",
                     device=name,
                     table=self.part.table,
-                    low_ns=said.low_ns,
-                    duration_ns=said.duration_ns,
-                    high_ns=said.high_ns,
+                    low_ns=predictions.low_ns,
+                    duration_ns=predictions.duration_ns,
+                    high_ns=predictions.high_ns,
                     measured_ns=mine.duration_ns,
                 )
 
@@ -98,7 +98,7 @@ class _Table:
 
 
 def cases(part: LearnedPart, table: Measurements, rows: int) -> Iterator[Case]:
-    """Every test of one part."""
+    """Yield the predictions of every test of a part."""
     measured = table.take(rows_of_part(part, table))
     known = [name for name in measured.hardware.used() if name in set(device_names())]
     measured = measured.take(np.sort(measured.hardware.where(*known)))
@@ -113,7 +113,7 @@ def cases(part: LearnedPart, table: Measurements, rows: int) -> Iterator[Case]:
 
 
 def main() -> None:
-    """Print the figures."""
+    """Print the figures of all parts."""
     print_parts(__doc__, cases, rows=4000, rows_help="rows of each device in a fit (default: 4000)")
 
 

@@ -1,11 +1,11 @@
-"""Are suggested shapes worth more than random ones?
+"""Comparison of forms fitted to suggested shapes with forms fitted to random shapes.
 
     python -m benchmarks.carry_over.suggestions --tables DIR
 
-DIR holds ``aiconfigurator_gemm``. Of the ``calib`` rows of a device some are chosen, by the rule of
-``calibrate --suggest`` (which asks the models about a device they have never seen) or at random; the form of
-matmuls is fitted on those alone, and scored on all ``devval`` rows. A line per device and number of rows: the
-MAPE of each, means over seeds, which draw the random rows, or the pool that the rule chooses from.
+DIR contains ``aiconfigurator_gemm``. Some ``calib`` rows of a device are chosen, by the rule of ``calibrate
+--suggest`` (for a device that the models were not fitted to) or at random. The form of matmuls is fitted to
+these rows alone and scored on all ``devval`` rows. Prints for each device and number of rows the MAPE of
+both, as means over seeds. A seed draws the random rows, and the pool from which the rule chooses.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _POOL = 2000
 
 
 class Compared:
-    """The rows of a device to choose from and those to score on, of one number format."""
+    """Rows of a device in one number format: ``calib`` to choose from, ``devval`` to score on."""
 
     def __init__(self, table: Measurements, device: Device, dtype: str) -> None:
         mine = table.take(np.intersect1d(table.ops.scheme.where(dtype), table.hardware.where(device.name)))
@@ -43,17 +43,17 @@ class Compared:
         self.calib, self.devval = mine.part("calib"), mine.part("devval")
 
     def suggested(self, count: int, seed: int) -> IntArray:
-        """ClassRows chosen by the rule from a random pool."""
+        """Return ``count`` indices of ``calib`` rows that the rule chooses from a random pool."""
         pool = self.random(_POOL, seed)
         (known,) = known_sizes(self.device, ("matmul",), (self.dtype,))
         return pool[chosen(self.device, known, self.calib.ops.take(pool), count)]
 
     def random(self, count: int, seed: int) -> IntArray:
-        """ClassRows drawn."""
+        """Return ``count`` random indices of ``calib`` rows."""
         return np.random.default_rng(seed).permutation(len(self.calib))[:count]
 
     def mape(self, rows: IntArray) -> float:
-        """The error on ``devval`` of a fit on some rows of ``calib``; NaN where none can be fitted."""
+        """Return the MAPE on ``devval`` of a form fitted to some ``calib`` rows; NaN if the fit fails."""
         some = self.calib.take(rows)
         key = ("matmul", "", self.dtype, some.ops.variant[0])
         of_class = ClassRows(key=key, measured=some, group=some.shape_group())
@@ -61,12 +61,12 @@ class Compared:
         fit = fit_class(of_class, machine, {}, seed=0)
         if fit is None:
             return float("nan")
-        said = form_time_ns(fit.form, fit.solution.values, self.devval.ops, machine)
-        return float(np.abs(said / self.devval.duration_ns - 1).mean())
+        predicted_ns = form_time_ns(fit.form, fit.solution.values, self.devval.ops, machine)
+        return float(np.abs(predicted_ns / self.devval.duration_ns - 1).mean())
 
 
 def compared(case: Compared, count: int, seeds: int) -> tuple[float, float]:
-    """MAPE on random rows and on suggested ones, means over seeds."""
+    """Return the MAPE with random rows and with suggested rows, means over seeds."""
     drawn = [case.mape(case.random(count, seed)) for seed in range(seeds)]
     suggested = [case.mape(case.suggested(count, seed)) for seed in range(seeds)]
     return float(np.mean(drawn)), float(np.mean(suggested))
@@ -80,7 +80,9 @@ def _lines(arguments: argparse.Namespace) -> Iterator[str]:
         for name in arguments.hardware or _DEVICES:
             case = Compared(table, named_device(name), arguments.dtype)
             if not len(case.calib):
-                raise SystemExit(f"{_TABLE} has no row of {name} in {arguments.dtype}")
+                raise SystemExit(
+                    f"{_TABLE} has no rows of {name} in {arguments.dtype}; choose another --dtype"
+                )
             found.append(compared(case, count, arguments.seeds))
             yield f"{name:16s} {count:5d} {found[-1][0]:7.1%} {found[-1][1]:10.1%}\n"
         drawn, suggested = np.mean(found, axis=0).tolist()
@@ -91,10 +93,10 @@ def main() -> None:
     """Print the comparison."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--tables", type=Path, required=True, help="folder of measured tables")
-    parser.add_argument("--hardware", action="append", help="only these devices")
+    parser.add_argument("--hardware", action="append", help=f"devices (default: {', '.join(_DEVICES)})")
     parser.add_argument("--dtype", default="bf16", help="number format (default: bf16)")
     parser.add_argument("--count", action="append", type=int, help="rows to choose (default: 50 and 200)")
-    parser.add_argument("--seeds", type=int, default=3, help="(default: 3)")
+    parser.add_argument("--seeds", type=int, default=3, help="number of draws (default: 3)")
     for line in _lines(parser.parse_args()):
         sys.stdout.write(line)
         sys.stdout.flush()

@@ -1,10 +1,12 @@
-"""Collectives on systems against measurements, beside the estimator of collectives.
+"""Errors of collectives by the network model of systems and by the collectives estimator, against measured
+times.
 
     python -m benchmarks.carry_over.systems --tables DIR [--split devval] [--json FILE]
 
-DIR holds aiconfigurator_collectives.parquet (inside one node) and vidur_network.parquet (two workers to
-eight, in one node or across several). Each row is a group of ranks on the system of its device: as many to a
-node as the table says. Errors are of all rows, each asked by the library that ran it.
+DIR contains aiconfigurator_collectives.parquet (inside one node) and vidur_network.parquet (two to eight
+workers, in one node or across several). Each row is a group of ranks on the system of its device, with the
+number of ranks per node of the table. Each row is predicted for the library that ran it. Exits with 1 if the
+network model has a larger error than the estimator on a line.
 """
 
 from __future__ import annotations
@@ -38,7 +40,9 @@ SYSTEMS: Mapping[str, str] = {
 
 
 class Score(NamedTuple):
-    """Errors of both on the rows of one device, operation and whether they leave a node, as fractions."""
+    """Errors of network model and estimator, as fractions, on the rows of one table, device, operation, and
+    one or several nodes.
+    """
 
     table: str
     device: str
@@ -52,7 +56,7 @@ class Score(NamedTuple):
 
 
 def scores(tables: Sequence[Measurements], split: str) -> Iterator[Score]:
-    """One row per table, device, operation, and one node or several."""
+    """Yield a score per table, device, operation, and one or several nodes."""
     for table in tables:
         held = table.part(split)
         for name in held.hardware.used():
@@ -62,7 +66,7 @@ def scores(tables: Sequence[Measurements], split: str) -> Iterator[Score]:
 
 def _of_device(held: Measurements, name: str) -> Iterator[Score]:
     device, whole = load_device(name), load_system(SYSTEMS[name])
-    said = Collectives().predict(held.ops, device).duration_ns
+    estimated = Collectives().predict(held.ops, device).duration_ns
     ours = np.full(len(held), np.nan)
     several = np.zeros(len(held), np.bool_)
     for (_, op, scheme, variant), rows in held.ops.classes():
@@ -80,9 +84,9 @@ def _of_device(held: Measurements, name: str) -> Iterator[Score]:
     for op in held.ops.op.used():
         for beyond in (False, True):
             mine = held.ops.op.where(op)
-            mine = mine[(several[mine] == beyond) & ~np.isnan(ours[mine] + said[mine])]
+            mine = mine[(several[mine] == beyond) & ~np.isnan(ours[mine] + estimated[mine])]
             if len(mine):
-                errors = [np.abs(each[mine] / measured[mine] - 1) for each in (ours, said)]
+                errors = [np.abs(each[mine] / measured[mine] - 1) for each in (ours, estimated)]
                 figures = [figure for each in errors for figure in (each.mean(), np.median(each))]
                 nodes = "several" if beyond else "one"
                 yield Score(held.name, name, op, nodes, len(mine), *map(float, figures))
@@ -103,28 +107,28 @@ def _system(whole: System, ranks: int, per_node: int) -> System:
 
 
 def _members(system: System, ranks: int, per_node: int) -> IntArray:
-    """The first devices of as many nodes as it takes."""
+    """Return the device indices of a group: the first ``per_node`` devices of each node that it needs."""
     place = np.arange(ranks, dtype=np.int64)
     return place // per_node * system.dimensions[0].size + place % per_node
 
 
 def main() -> int:
-    """Print the scores; 1 where the network is worse than the estimator on some row."""
+    """Print the scores. Return 1 if the network model is worse than the estimator on a line, else 0."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--tables", type=Path, required=True, help="the folder with the tables")
-    parser.add_argument("--split", default="devval", help="rows that are scored (default: devval)")
-    parser.add_argument("--json", type=Path, help="write the scores there")
-    asked = parser.parse_args()
-    found = list(scores([read_measurements(asked.tables / name) for name in TABLES], asked.split))
+    parser.add_argument("--tables", type=Path, required=True, help="folder of measured tables")
+    parser.add_argument("--split", default="devval", help="split of the scored rows (default: devval)")
+    parser.add_argument("--json", type=Path, help="write the scores to this file")
+    options = parser.parse_args()
+    found = list(scores([read_measurements(options.tables / name) for name in TABLES], options.split))
     titles = f"{'table':28}{'device':15}{'operation':16}{'nodes':9}{'rows':>5}"
-    sys.stdout.write(f"{titles}  {'the system: MAPE':20} the estimator\n")
+    sys.stdout.write(f"{titles}  {'network: MAPE':20} estimator: MAPE\n")
     for each in found:
-        told = f"{each.table:28}{each.device:15}{each.op:16}{each.nodes:9}{each.rows:5}"
+        labels = f"{each.table:28}{each.device:15}{each.op:16}{each.nodes:9}{each.rows:5}"
         ours = f"{each.network_mape:7.1%} ({each.network_median:.1%})"
         theirs = f"{each.estimator_mape:7.1%} ({each.estimator_median:.1%})"
-        sys.stdout.write(f"{told}  {ours:20} {theirs}\n")
-    if asked.json:
-        asked.json.write_text(json.dumps([each._asdict() for each in found], indent=1) + "\n", "utf-8")
+        sys.stdout.write(f"{labels}  {ours:20} {theirs}\n")
+    if options.json:
+        options.json.write_text(json.dumps([each._asdict() for each in found], indent=1) + "\n", "utf-8")
     return int(any(each.network_mape > each.estimator_mape * 1.001 for each in found))
 
 

@@ -1,13 +1,14 @@
-"""One traced model left out: ``python -m benchmarks.carry_over.traces PROFILES [--tables DIR]``.
+"""Errors on recorded profiles with their model left out of the fits, shape by shape.
 
-Each recording of a folder is predicted from the recordings of other models on its device: everything that is
-fitted on recordings is fitted again without any recording of that model, on whatever device. Where its device
-has no other, from those of its vendor's others. One figure of device files is of recordings, too, and stays:
-the shortest kernel (1st percentile), which the roofline sees as the composite does. Intervals are of what is
-left out of those recordings in turn, so that the one predicted has no say in its own.
+``python -m benchmarks.carry_over.traces PROFILES [--tables DIR]`` predicts each recording of a folder from
+the recordings of other models. All fits to recordings are repeated without the recordings of that model on
+any device. If the device has no other recording, the fits use other devices of its vendor. The shortest
+kernel (1st percentile) in device files also comes from recordings and is not refitted; roofline and composite
+both use it. Intervals come from held-out tests among the remaining recordings, so that the predicted
+recording does not influence its own interval.
 
-A model is what a file is called behind its first ``_``: ``h100_timesformer_inf.json.gz`` and
-``mi300x_timesformer_inf.json.gz`` hold the same.
+The model is the file name after the first ``_``: ``h100_timesformer_inf.json.gz`` and
+``mi300x_timesformer_inf.json.gz`` are of the same model.
 """
 
 from __future__ import annotations
@@ -45,18 +46,18 @@ __all__ = [
 
 ROOFLINE, BASELINE, DATASHEET = "roofline", "overhead+two-efficiencies", "datasheet-roofline"
 BASELINE_OF_OTHERS = "overhead+two-efficiencies, of other models"
-"""The naive model has two faces: fitted on four fifths of the very shapes of the trace (what reports show
-where a device has one source), and on what the composite sees: recordings of other models on the device, of
-its vendor's other devices where there are none.
+"""The naive model has two variants. ``BASELINE`` is fitted to four fifths of the shapes of the trace (as in
+reports if a device has one source). ``BASELINE_OF_OTHERS`` is fitted to the recordings that the composite
+uses: other models on the device, or on other devices of its vendor if there are none.
 """
 UNRECORDED, FITTED = "composite, device unrecorded", "composite"
-"""By recordings of other models: on other devices alone, and on the device, too (as its calibration
-ships).
+"""The composite fitted to recordings of other models: on other devices only, and also on the device (like its
+shipped calibration).
 """
 
 _BOUNDED = (UNRECORDED, FITTED)
-"""What states intervals: as wide as recordings of devices or of models ask for that were left out of those
-that the trace is predicted from.
+"""Estimators with intervals. Their width comes from devices or models that are left out of the recordings of
+the fit.
 """
 
 _SHOWN = (ROOFLINE, BASELINE, BASELINE_OF_OTHERS, UNRECORDED, FITTED)
@@ -64,8 +65,8 @@ _SHOWN = (ROOFLINE, BASELINE, BASELINE_OF_OTHERS, UNRECORDED, FITTED)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One distinct shape of a trace: median time, what each estimator says and, of :data:`UNRECORDED` and
-    :data:`FITTED`, between what (NaN: nothing).
+    """A distinct shape of a trace: median measured time, prediction of each estimator, and interval of
+    :data:`UNRECORDED` and :data:`FITTED` [ns]. NaN: no prediction.
     """
 
     trace: str
@@ -76,13 +77,13 @@ class Row:
     interval_ns: Mapping[str, tuple[float, float]]
 
     def error(self, estimator: str) -> float:
-        """(predicted - measured) / measured."""
+        """Return (predicted - measured) / measured of an estimator."""
         return self.predicted_ns[estimator] / self.measured_ns - 1
 
 
 def left_out(folder: Path, tables: Path | None = None) -> Iterator[Row]:
-    """Every shape of every trace, predicted without any recording of its model. ``tables`` are those of
-    single operations that fits of common kernels take beside recordings.
+    """Yield every shape of every trace, predicted without recordings of its model. ``tables`` is a folder of
+    tables of single operations, which fits of common kernels use in addition to recordings.
     """
     traces = recorded_traces(folder)
     measured = [] if tables is None else kernel_tables(tables)
@@ -96,13 +97,13 @@ def left_out(folder: Path, tables: Path | None = None) -> Iterator[Row]:
         fitted = unrecorded
         if is_recorded(recorded, device):
             fitted = with_fits(device, fits_without(recorded, measured, device))
-        told = _told(trace, [each for each, _ in others])
-        naive = _Naive.of(plain[trace.name], [each for other in told for each in plain[other.name]])
+        sources = _sources_of(trace, [each for each, _ in others])
+        naive = _Naive.of(plain[trace.name], [each for other in sources for each in plain[other.name]])
         yield from _rows(trace, unrecorded, fitted, naive)
 
 
-def _told(trace: Trace, others: Sequence[Trace]) -> list[Trace]:
-    """Whose times a naive model is fitted on: those of the device, else of its vendor's, else all."""
+def _sources_of(trace: Trace, others: Sequence[Trace]) -> list[Trace]:
+    """Return the traces to which a naive model is fitted: of the device, else of its vendor, else all."""
     vendor = load_device(trace.hardware).vendor
     return (
         [each for each in others if each.hardware == trace.hardware]
@@ -113,19 +114,19 @@ def _told(trace: Trace, others: Sequence[Trace]) -> list[Trace]:
 
 @dataclass(frozen=True, slots=True)
 class _Naive:
-    """The naive model of each program of a trace, case by case [ns], by other recordings."""
+    """Times [ns] of the naive model for each case of each program of a trace, fitted to other recordings."""
 
     duration_ns: Sequence[FloatArray]
 
     @classmethod
     def of(cls, mine: Sequence[Cases], others: Sequence[Cases]) -> _Naive:
-        """Fitted to ``others``, asked of ``mine``. Equal shapes of other models are known, as they are to
-        the composite.
+        """Fit the model to ``others`` and predict ``mine``. Equal shapes of other models are in the fit, as
+        for the composite.
         """
         cases = [*mine, *others]
         classes, shapes = _Numbers(), _Numbers()
         rows = FittingRows(
-            naive_ns=np.concatenate([_said(each, DATASHEET) for each in cases]),
+            naive_ns=np.concatenate([_predicted_ns(each, DATASHEET) for each in cases]),
             measured_ns=np.concatenate([each.measured_ns for each in cases]),
             op_class=np.concatenate([classes.of(each.classes)[each.op_class] for each in cases]).astype(
                 np.int32
@@ -142,19 +143,19 @@ class _Naive:
 
 
 class _Numbers:
-    """Numbers of names that several lists share."""
+    """Numbering of names that several lists share."""
 
     def __init__(self) -> None:
         self.by_name: dict[str, int] = {}
 
     def of(self, names: Iterable[str]) -> IntArray:
-        """The number of each name."""
+        """Return the number of each name; new names get the next numbers."""
         return np.array([self.by_name.setdefault(name, len(self.by_name)) for name in names], np.int64)
 
 
-def _said(cases: Cases, estimator: str) -> FloatArray:
-    [said] = [each.duration_ns for each in cases.predictions if each.estimator == estimator]
-    return said
+def _predicted_ns(cases: Cases, estimator: str) -> FloatArray:
+    [predicted_ns] = [each.duration_ns for each in cases.predictions if each.estimator == estimator]
+    return predicted_ns
 
 
 def _rows(trace: Trace, unrecorded: Device, fitted: Device, naive: _Naive) -> Iterator[Row]:
@@ -166,11 +167,11 @@ def _rows(trace: Trace, unrecorded: Device, fitted: Device, naive: _Naive) -> It
 
 def _rows_of_program(trace: Trace, plain: Cases, calibrated: Cases, naive_ns: FloatArray) -> Iterator[Row]:
     groups = ShapeGroups.of(plain.shape)
-    said = {name: _of_shapes(plain, name)[0] for name in (ROOFLINE, BASELINE)}
-    said[BASELINE_OF_OTHERS] = groups.medians(naive_ns)
+    predicted = {name: _of_shapes(plain, name)[0] for name in (ROOFLINE, BASELINE)}
+    predicted[BASELINE_OF_OTHERS] = groups.medians(naive_ns)
     bounds: dict[str, list[FloatArray]] = {}
     for name, cases in ((UNRECORDED, plain), (FITTED, calibrated)):
-        said[name], *bounds[name] = _of_shapes(cases, FITTED)
+        predicted[name], *bounds[name] = _of_shapes(cases, FITTED)
     measured = groups.medians(plain.measured_ns)
     first = groups.firsts()
     for place, number in enumerate(groups.distinct.tolist()):
@@ -179,7 +180,7 @@ def _rows_of_program(trace: Trace, plain: Cases, calibrated: Cases, naive_ns: Fl
             op_class=plain.classes[int(plain.op_class[first[place]])],
             shape=plain.shapes[number],
             measured_ns=float(measured[place]),
-            predicted_ns={name: float(column[place]) for name, column in said.items()},
+            predicted_ns={name: float(column[place]) for name, column in predicted.items()},
             interval_ns={
                 name: (float(low[place]), float(high[place])) for name, (low, high) in bounds.items()
             },
@@ -187,7 +188,7 @@ def _rows_of_program(trace: Trace, plain: Cases, calibrated: Cases, naive_ns: Fl
 
 
 def _cases(trace: Trace, device: Device, estimators: Sequence[str]) -> Sequence[Cases]:
-    """What is compared of each program that the trace holds."""
+    """Return the cases of each program of the trace, with predictions of some estimators on a device."""
     with TemporaryDirectory() as folder:
         path = Path(folder, "device.toml")
         write_device(device, path)
@@ -195,20 +196,20 @@ def _cases(trace: Trace, device: Device, estimators: Sequence[str]) -> Sequence[
 
 
 def _of_shapes(cases: Cases, estimator: str) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Time and interval of each distinct shape: medians of its cases [ns]."""
-    [said] = [each for each in cases.predictions if each.estimator == estimator]
+    """Return time and interval ends [ns] of each distinct shape, as medians of its cases."""
+    [prediction] = [each for each in cases.predictions if each.estimator == estimator]
     groups = ShapeGroups.of(cases.shape)
-    return groups.medians(said.duration_ns), groups.medians(said.low_ns), groups.medians(said.high_ns)
+    columns = (prediction.duration_ns, prediction.low_ns, prediction.high_ns)
+    duration_ns, low_ns, high_ns = map(groups.medians, columns)
+    return duration_ns, low_ns, high_ns
 
-
-# The tables: figures per trace, per class, the worst shapes.
 
 _HEADER = ("trace", "class", "estimator", "n", "of", "MAPE", "median", "P90", "bias", "sum", "in 90 %")
 
 
 def summary(rows: Sequence[Row]) -> Iterator[tuple[str, ...]]:
-    """Lines of :data:`_HEADER`: each trace, then each of its classes. Compared are the shapes for which the
-    calibrated composite and the roofline say something.
+    """Yield the table rows below :data:`_HEADER`: each trace, then each of its classes. Only shapes that both
+    the calibrated composite and the roofline predict are compared.
     """
     for trace in dict.fromkeys(row.trace for row in rows):
         mine = [row for row in rows if row.trace == trace]
@@ -259,12 +260,17 @@ def _write(rows: Sequence[Row], path: Path) -> None:
 
 
 def main() -> None:
-    """Print the tables."""
+    """Print the figures per trace and class, and the shapes with the largest errors."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("profiles", type=Path, help="folder of recordings")
     parser.add_argument("--tables", type=Path, help="folder of tables of measured operations")
-    parser.add_argument("--worst", type=int, default=10, help="shapes that are told one by one")
-    parser.add_argument("--csv", type=Path, help="every shape")
+    parser.add_argument(
+        "--worst",
+        type=int,
+        default=10,
+        help="number of shapes with the largest errors to print (default: 10)",
+    )
+    parser.add_argument("--csv", type=Path, help="write every shape to this file")
     arguments = parser.parse_args()
     rows = list(left_out(arguments.profiles, arguments.tables))
     print("| " + " | ".join(_HEADER) + " |\n" + "| --- " * len(_HEADER) + "|")
