@@ -1,4 +1,4 @@
-"""Ground truth of this machine: programs, their compiled forms, traces and times, kept as a small data set.
+"""Ground truth of this machine: a small data set of programs, their compiled forms, traces and times.
 
-How to run it on a GPU, and what comes out: README.md beside this file.
+README.md in this folder describes how to run it on a GPU, and the output.
 """

@@ -1,4 +1,7 @@
-"""Capture the ground truth of this machine: ``python -m benchmarks.ground_truth --out DIR`` (README.md)."""
+"""Command that captures the ground truth of this machine: ``python -m benchmarks.ground_truth --out DIR``.
+
+See README.md.
+"""
 
 from __future__ import annotations
 
@@ -36,32 +39,50 @@ _DONE, _FAULTS, _USAGE, _UNFINISHED, _INTERRUPTED = 0, 1, 2, 75, 130
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.ground_truth", description=__doc__)
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="where all of it goes")
-    parser.add_argument("--backend", choices=("cpu", "gpu"), default="cpu")
-    parser.add_argument("--repeats", type=int, default=5, metavar="N", help="executions that are timed")
-    parser.add_argument("--only", default="", metavar="A,B", help=f"families, of: {', '.join(_FAMILIES)}")
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="output folder")
+    parser.add_argument("--backend", choices=("cpu", "gpu"), default="cpu", help="JAX backend (default: cpu)")
     parser.add_argument(
-        "--scale", choices=("tiny", "small", "full"), help="default: full on a GPU, else small"
-    )
-    parser.add_argument("--resume", action="store_true", help="go on with the sweep in DIR")
-    parser.add_argument("--retry-faults", action="store_true", help="with --resume: try bad cases again")
-    parser.add_argument(
-        "--time-limit", type=float, default=float("inf"), metavar="S", help="begin no case after S seconds"
+        "--repeats", type=int, default=5, metavar="N", help="timed executions per case (default: 5)"
     )
     parser.add_argument(
-        "--case-limit", type=float, default=180.0, metavar="S", help="give a case up after S seconds"
+        "--only", default="", metavar="A,B", help=f"families (default: all): {', '.join(_FAMILIES)}"
     )
-    parser.add_argument("--most-mb", type=float, default=14.0, metavar="MB", help="bound of all packed files")
-    # What the process outside tells the one inside: until when, and that a case has ended the one before.
+    parser.add_argument(
+        "--scale",
+        choices=("tiny", "small", "full"),
+        help="size of the sweep (default: full on a GPU, else small)",
+    )
+    parser.add_argument("--resume", action="store_true", help="continue the sweep in DIR")
+    parser.add_argument(
+        "--retry-faults", action="store_true", help="with --resume: capture failed cases again"
+    )
+    parser.add_argument(
+        "--time-limit",
+        type=float,
+        default=float("inf"),
+        metavar="S",
+        help="start no case after S seconds (default: no limit)",
+    )
+    parser.add_argument(
+        "--case-limit",
+        type=float,
+        default=180.0,
+        metavar="S",
+        help="kill a case after S seconds (default: 180)",
+    )
+    parser.add_argument(
+        "--most-mb", type=float, default=14.0, metavar="MB", help="limit of all packed files (default: 14)"
+    )
+    # Options that the supervising process passes: the deadline, and that a case ended the previous process.
     parser.add_argument("--until", type=float, default=None, help=argparse.SUPPRESS)
     parser.add_argument("--again", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     named: list[str] = [name for name in options.only.split(",") if name]
     unknown = [name for name in named if name not in _FAMILIES]
     if unknown:
-        parser.error(f"no such family: {', '.join(unknown)}")
+        parser.error(f"unknown family: {', '.join(unknown)}; families: {', '.join(_FAMILIES)}")
     if options.repeats < 1 or options.most_mb <= 0 or options.case_limit <= 0:
-        parser.error("--repeats, --most-mb and --case-limit are positive")
+        parser.error("--repeats, --most-mb and --case-limit must be positive")
     return options
 
 
@@ -78,13 +99,13 @@ def _outside(options: argparse.Namespace) -> int:
 
 
 def _set_up(backend: str) -> None:
-    """What must stand before JAX is imported."""
+    """Set the environment variables that JAX reads at import."""
     if backend == "cpu":
         os.environ["JAX_PLATFORMS"] = "cpu"
         return
     flags = os.environ.get("XLA_FLAGS", "")
     if _GRAPHS not in flags:
-        # Kernels of a CUDA graph do not say which operation they are of.
+        # Kernels of a CUDA graph do not name their operation.
         os.environ["XLA_FLAGS"] = f"{flags} {_GRAPHS}=".strip()
 
 
@@ -115,17 +136,17 @@ def _inside(options: argparse.Namespace) -> int:
 
 
 def _ended(records: Collection[Record], packed_bytes: int, left: int) -> int:
-    """Say what there is now; the exit status."""
+    """Print a summary of the sweep. Return the exit status."""
     bad = [record for record in records if record.fault]
     untimed = [record for record in records if record.note]
     _say(
         f"{len(records) - len(bad)} cases captured, {len(untimed)} of them without device times, "
-        f"{packed_bytes / 1e6:.1f} MB; {len(bad)} bad, {left} left"
+        f"{packed_bytes / 1e6:.1f} MB; {len(bad)} failed, {left} left"
     )
     for record in bad:
-        _say(f"bad: {record.name}: {record.fault}")
+        _say(f"failed: {record.name}: {record.fault}")
     if left:
-        _say("the time is up: --resume goes on")
+        _say("time limit reached: continue with --resume")
         return _UNFINISHED
     return _FAULTS if bad else _DONE
 
@@ -142,7 +163,7 @@ def _main() -> int:
     try:
         return _inside(options)
     except KeyboardInterrupt:
-        _say("interrupted: --resume goes on")
+        _say("interrupted: continue with --resume")
         return _INTERRUPTED
     except HespasError as error:
         print(error, file=sys.stderr)

@@ -1,4 +1,6 @@
-"""The sweep: case by case, each kept as soon as it is done; a bad one is a record of its own."""
+"""Loop over the cases of a sweep. Each case is saved when it is done; a failed case becomes a record with a
+fault.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +28,8 @@ Say = Callable[[str], None]
 def capture(
     cases: Sequence[Case], store: Store, say: Say, *, retry: bool = False, deadline: float = float("inf")
 ) -> int:
-    """Capture what ``store`` has not yet (``retry``: nor a fault of); the number of cases that are left when
-    ``deadline`` (seconds since the epoch) has passed.
+    """Capture the cases that ``store`` does not have. Return the number of cases that are left when
+    ``deadline`` (seconds since the epoch) has passed. ``retry`` also captures the cases with a fault again.
     """
     known = {name for name, record in store.records.items() if not (retry and record.fault)}
     waiting = [case for case in cases if case.name not in known]
@@ -47,7 +49,7 @@ def _captured(case: Case, store: Store) -> tuple[Record, dict[str, bytes]]:
     try:
         found = measure(case.name, case.build(), store.repeats, store.machine.backend)
     except Exception as error:
-        # Whatever a compiler or a device raises is its verdict on this case; the next may be sound.
+        # Compilers and devices raise errors of any type. An error is a fault of this case only.
         text = f"{type(error).__name__}: {' '.join(str(error).split())}"
         return Record(name=case.name, family=case.family, captured=when, fault=text[:_LONGEST]), {}
     shapes, strides = layouts(found.hlo.decode())
@@ -69,8 +71,8 @@ def _captured(case: Case, store: Store) -> tuple[Record, dict[str, bytes]]:
 
 
 def layouts(hlo: str) -> tuple[str, str]:
-    """Types and strides (in elements) of a program's arguments and results, from the head of its HLO text:
-    ``f32[8,16] f32[16,4] -> f32[8,4]`` and ``16,1 4,1 -> 4,1``. Empty where there are very many.
+    """Return types and strides (in elements) of a program's arguments and results, from the first line of its
+    HLO text: ``f32[8,16] f32[16,4] -> f32[8,4]`` and ``16,1 4,1 -> 4,1``. Empty for more than eight arrays.
     """
     match = _LAYOUT.search(hlo.partition("\n")[0])
     if match is None:
@@ -84,7 +86,7 @@ def layouts(hlo: str) -> tuple[str, str]:
 
 
 def _strides(extents: str, order: str) -> str:
-    """Strides in elements of an array whose dimensions ``order`` lists from the fastest."""
+    """Return strides in elements of an array; ``order`` lists its dimensions from the fastest."""
     shape = [int(extent) for extent in extents.split(",") if extent]
     places = [int(dim) for dim in order.split(",") if dim] or list(reversed(range(len(shape))))
     found = [0] * len(shape)

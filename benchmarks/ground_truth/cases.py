@@ -1,4 +1,4 @@
-"""What is captured: a program, how to make its arguments, and the operation it stands for in the table."""
+"""Cases to capture: a program, its arguments, and the row of its operation in the table."""
 
 from __future__ import annotations
 
@@ -10,17 +10,19 @@ from typing import Any, Literal
 __all__ = ["Case", "Columns", "Scale", "Work", "split_of"]
 
 Scale = Literal["tiny", "small", "full"]
-"""How large a sweep is: a test's, a CPU's, a data-centre GPU's."""
+"""Size of a sweep: for a test, for a CPU, for a data-centre GPU."""
 
 Columns = Mapping[str, str | int]
-"""The operation of a row: ``kind``, ``op``, ``dtype``, and the sizes of the kind."""
+"""Columns of an operation: ``kind``, ``op``, ``dtype``, and the sizes of the kind."""
 
 _HELD_OUT = 6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """A function that JAX can trace and its abstract arguments; integers among them lie in ``[0, below)``."""
+    """A function that JAX can trace, and its abstract arguments. Integer values are drawn from ``[0,
+    below)``.
+    """
 
     function: Callable[..., Any]
     arguments: tuple[Any, ...]
@@ -29,8 +31,9 @@ class Work:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """One program. ``name`` is unique and names its files; ``columns`` are empty where it is more than one
-    operation. ``build`` is called when its turn has come. ``gpu_only`` is left out elsewhere.
+    """A program. ``name`` is unique and is the stem of its files. ``columns`` is empty if the program has
+    more than one operation. ``build`` is called right before the capture. ``gpu_only`` cases are excluded on
+    CPUs.
     """
 
     family: str
@@ -41,8 +44,8 @@ class Case:
 
 
 def split_of(columns: Columns) -> str:
-    """``devval`` for one shape in six, ``calib`` for the others, whatever the element type; empty for what
-    is no single operation.
+    """Return the split of a shape: ``devval`` for one shape in six, else ``calib``, for all element types
+    alike; empty for programs of several operations.
     """
     if not columns:
         return ""

@@ -1,4 +1,4 @@
-"""What measures: the device, its clocks under load, and the versions of everything that made the programs."""
+"""Description of the measured machine: device, clocks under load, and software versions."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _PATIENCE_S = 20.0
 
 
 class Clocks(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Frequencies [MHz], power [W] and temperature [C] while the case ran; None is not known."""
+    """Frequencies [MHz], power [W] and temperature [C] during a case; None if unknown."""
 
     source: str = ""
     core_mhz: float | None = None
@@ -57,7 +57,9 @@ class Clocks(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Machine(msgspec.Struct, frozen=True):
-    """``hardware`` is the library's name of the device where it has one, ``kind`` what JAX calls it."""
+    """The machine. ``hardware`` is the device name in the hardware library if it has one, ``kind`` the name
+    in JAX.
+    """
 
     hardware: str
     kind: str
@@ -70,15 +72,16 @@ class Machine(msgspec.Struct, frozen=True):
 
 
 def machine(backend: str) -> Machine:
-    """The machine this runs on. Raises ``UsageError`` where JAX has no such backend here."""
+    """Return the description of this machine. Raises ``UsageError`` if JAX runs on another backend."""
     found = str(jax.default_backend())
     if found != backend:
         raise UsageError(
-            f"JAX runs on {found} here, not on {backend}", hint="install jax[cuda12] or jax[cuda13] for a GPU"
+            f"JAX runs on backend {found}, expected {backend}",
+            hint="install jax[cuda12] or jax[cuda13] for a GPU",
         )
     devices = jax.devices()
     kind = str(devices[0].device_kind)
-    told = _smi(_STATIC) if backend == "gpu" else []
+    values = _smi(_STATIC) if backend == "gpu" else []
     return Machine(
         hardware=cpu_name() if backend == "cpu" else _library_name(kind),
         kind=kind,
@@ -88,7 +91,7 @@ def machine(backend: str) -> Machine:
         versions={name: text for name in _PACKAGES if (text := _version(name))}
         | {"hespas": __version__, "platform": str(devices[0].client.platform_version).replace("\n", " ")},
         flags={name: os.environ[name] for name in _FLAGS if name in os.environ},
-        driver=dict(zip(_STATIC, told, strict=False)),
+        driver=dict(zip(_STATIC, values, strict=False)),
     )
 
 
@@ -107,7 +110,9 @@ def _version(package: str) -> str:
 
 
 def clocks_under(backend: str, run: Callable[[], object]) -> Clocks:
-    """The clocks while ``run`` is called again and again beside: an idle device shows another frequency."""
+    """Return the clocks under load: another thread calls ``run`` repeatedly, because idle devices lower their
+    clocks.
+    """
     ended = Event()
 
     def load() -> None:
@@ -120,27 +125,27 @@ def clocks_under(backend: str, run: Callable[[], object]) -> Clocks:
     worker.start()
     try:
         ended.wait(_LOAD_S)
-        told = _smi(_MOVING)
+        values = _smi(_MOVING)
     finally:
         ended.set()
         worker.join()
-    numbers = [_number(text) for text in told]
+    numbers = [_number(text) for text in values]
     if len(numbers) != len(_MOVING):
         return Clocks()
     return Clocks("nvidia-smi", *numbers)
 
 
 def _processor() -> Clocks:
-    """The mean frequency that Linux tells of; no cpufreq in most virtual machines, so from cpuinfo."""
+    """Return the mean frequency from /proc/cpuinfo, because most virtual machines lack cpufreq."""
     path = Path("/proc/cpuinfo")
     lines = path.read_text("utf-8", "replace").splitlines() if path.is_file() else []
-    told = [_number(line.partition(":")[2]) for line in lines if line.startswith("cpu MHz")]
-    known = [number for number in told if number is not None]
+    numbers = [_number(line.partition(":")[2]) for line in lines if line.startswith("cpu MHz")]
+    known = [number for number in numbers if number is not None]
     return Clocks("cpuinfo", core_mhz=round(fmean(known), 1)) if known else Clocks()
 
 
 def _smi(fields: tuple[str, ...]) -> list[str]:
-    """What nvidia-smi says of the first GPU; nothing where it is not there or fails."""
+    """Return fields of the first GPU from nvidia-smi; empty if it is absent or fails."""
     command = ("nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits", "-i", "0")
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_PATIENCE_S, check=True)

@@ -1,4 +1,4 @@
-"""One case measured: lowered, compiled, warmed up, timed on the host, and traced execution by execution."""
+"""Measurement of a case: lowering, compilation, warm-up, host timing, and a trace of each execution."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ __all__ = ["Measured", "measure", "prepare"]
 
 _WARM_UPS = 3
 _SAMPLE_NS = 5_000_000
-"""How long one timing on the host lasts at least."""
+"""Minimum duration of a host timing."""
 _MOST_TURNS = 256
 _TURNED_BYTES = 256 << 20
-"""Sets of arguments take turns until they exceed any cache, or there are five."""
+"""Total size of the argument sets, larger than any cache, with at most five sets."""
 _MOST_SETS = 5
 _BLOCK = 65_521
 _PATHS = r"^.*/(?=(?:fixtures/make|benchmarks)/)|^.*/site-packages/"
@@ -38,9 +38,9 @@ _PATHS = r"^.*/(?=(?:fixtures/make|benchmarks)/)|^.*/site-packages/"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """``device_ns`` are times of single executions from the trace, ``wall_ns`` those of the host's clock,
-    both one per repeat (``device_ns`` empty where the trace does not tell: ``note`` says why). ``sets`` of
-    arguments took turns.
+    """Result of a case. ``device_ns`` has the times of single executions from the trace, ``wall_ns`` from the
+    host clock, one per repeat. If the trace has no times, ``device_ns`` is empty and ``note`` has the reason.
+    Executions cycled through ``sets`` argument sets.
     """
 
     stablehlo: bytes
@@ -54,17 +54,17 @@ class Measured:
 
 
 def prepare() -> None:
-    """Keep this machine's paths out of the programs. Call before anything is lowered."""
+    """Configure JAX to remove paths of this machine from programs. Call this before any lowering."""
     jax.config.update("jax_hlo_source_file_canonicalization_regex", _PATHS)
 
 
 def measure(name: str, work: Work, repeats: int, backend: str) -> Measured:
-    """Run one case. Whatever JAX or the compiler raise goes through: the case is a bad one."""
+    """Run a case and return its measurements. Errors of JAX and the compiler are not caught."""
     lowered = jax.jit(_named(name, work.function)).trace(*work.arguments).lower()
     try:
         return _run(lowered, _argument_sets(work), repeats, backend)
     finally:
-        gc.collect()  # the next case may need all of the memory
+        gc.collect()  # the next case can need all memory
 
 
 def _run(lowered: Any, sets: list[tuple[Any, ...]], repeats: int, backend: str) -> Measured:
@@ -88,7 +88,7 @@ def _run(lowered: Any, sets: list[tuple[Any, ...]], repeats: int, backend: str) 
 
 
 def _named(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function under the case's name, which its module takes over."""
+    """Return the function with the name of the case, which becomes the name of its module."""
 
     def program(*arguments: Any) -> Any:
         return function(*arguments)
@@ -98,7 +98,7 @@ def _named(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _argument_sets(work: Work) -> list[tuple[Any, ...]]:
-    """Values for the arguments, in as many sets as caches need to be of no help."""
+    """Return sets of argument values whose total size exceeds any cache (at most five sets)."""
     leaves = jax.tree.leaves(work.arguments)
     size = sum(prod(leaf.shape) * jnp.dtype(leaf.dtype).itemsize for leaf in leaves)
     count = min(_MOST_SETS, max(1, ceil(_TURNED_BYTES / max(size, 1))))
@@ -108,7 +108,7 @@ def _argument_sets(work: Work) -> list[tuple[Any, ...]]:
 
 
 def _values(leaf: Any, *, below: int, rng: np.random.Generator) -> Any:
-    """Random values, a block of them again and again: normal ones, or integers below a bound."""
+    """Return an array of a repeated block of random values: normal, or integers below ``below``."""
     dtype, count = jnp.dtype(leaf.dtype), prod(leaf.shape)
     is_integer = jnp.issubdtype(dtype, jnp.integer)
     least = min(_BLOCK, max(count, 1))
@@ -118,7 +118,9 @@ def _values(leaf: Any, *, below: int, rng: np.random.Generator) -> Any:
 
 
 def _wall_ns(compiled: Any, sets: list[tuple[Any, ...]], repeats: int) -> list[float]:
-    """Time per execution on the host's clock, one after the other, launch and wait included."""
+    """Return host times per execution [ns], one per repeat. Executions run one by one, with launch and
+    wait.
+    """
 
     def sample(turns: int) -> float:
         start = perf_counter_ns()
@@ -131,8 +133,8 @@ def _wall_ns(compiled: Any, sets: list[tuple[Any, ...]], repeats: int) -> list[f
 
 
 def _traced(compiled: Any, sets: list[tuple[Any, ...]], repeats: int) -> bytes:
-    """The trace of ``repeats`` executions and one before them, which finds the tracer cold. Python's own
-    calls stay out: they are most of a trace.
+    """Return the trace of one warm-up execution of the tracer and ``repeats`` executions. Python calls are
+    not traced, because they would dominate the trace.
     """
     options = jax.profiler.ProfileOptions()
     options.python_tracer_level = 0
@@ -149,7 +151,7 @@ def _traced(compiled: Any, sets: list[tuple[Any, ...]], repeats: int) -> bytes:
 
 
 def _device_ns(xplane: bytes, repeats: int) -> tuple[list[float], str]:
-    """Time of each execution as the package reads it from the trace, or why there is none."""
+    """Return the device time of each execution [ns] in the trace, or an empty list and the reason."""
     with TemporaryDirectory() as folder:
         path = Path(folder) / "case.xplane.pb"
         path.write_bytes(xplane)

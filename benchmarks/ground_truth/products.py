@@ -1,4 +1,4 @@
-"""Products of matrices, attention and convolutions."""
+"""Cases of matrix products, attention and convolutions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _ELEMENT = {
     "a8w8_fp8": "float8_e4m3fn",
 }
 _CONTRACTED = {"nt": (1, 1), "nn": (1, 0), "tn": (0, 0)}
-"""Contracted dimension of left and right: ``nt`` is a layer with weights (n, k)."""
+"""Contracted dimensions of the left and right operand. ``nt`` is a layer with weights (n, k)."""
 
 Size = tuple[int, int, int, int]
 """batch, m, n, k"""
@@ -41,7 +41,7 @@ def _multiply(dtype: str, contracted: tuple[int, int], batched: bool, x: Array, 
 
 
 def _multiply_scaled(contracted: tuple[int, int], x: Array, y: Array, scale: Array) -> Array:
-    """8-bit floats with a scale per tensor: the form that XLA gives to the units for them."""
+    """Return the product of 8-bit floats with a scale per tensor, in the form that XLA maps to fp8 units."""
     left, right = contracted
     wide = [each.astype(jnp.bfloat16) * scale for each in (x, y)]
     return lax.dot_general(*wide, (((left,), (right,)), ((), ())))
@@ -75,7 +75,7 @@ def _product_case(dtype: str, size: Size, layout: str = "nt") -> Case:
 
 
 _LAYERS = ((4096, 4096), (6144, 4096), (28672, 4096), (4096, 14336), (8192, 8192), (1024, 8192))
-"""(n, k) of layers of language models, whole or split over devices."""
+"""Sizes (n, k) of language model layers, whole or split over devices."""
 _ODD = ((1000, 1000, 1000), (4095, 4097, 4096), (2048, 50257, 768), (197, 3072, 768))
 _TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 _SOME_TOKENS = (1, 16, 64, 512, 4096)
@@ -89,7 +89,9 @@ _BATCHED = (
 
 
 def products(scale: Scale) -> Iterator[Case]:
-    """Square, layers at all numbers of tokens (one token to a prompt), uneven, batched, other orders."""
+    """Yield matrix products: square, layers with 1 to 8,192 tokens, uneven sizes, batches, other operand
+    orders.
+    """
     if scale == "tiny":
         yield from (_product_case("f32", (1, size, 64, 64)) for size in (16, 64))
         yield _product_case("bf16", (4, 16, 32, 16), "nn")
@@ -140,7 +142,9 @@ def _attention_work(kind: str, library: str, dtype: str, size: tuple[int, int, i
 def _attention_case(
     kind: str, size: tuple[int, int, int], heads: tuple[int, int, int], dtype: str, library: str
 ) -> Case:
-    """``size`` is batch, queries, keys; ``heads`` their number, that of the keys, and elements of each."""
+    """Return a case. ``size`` is (batch, query length, key length), ``heads`` is (heads, key heads, head
+    size).
+    """
     batch, q_len, kv_len = size
     columns: dict[str, str | int] = {
         "kind": f"attention.{kind}", "op": "", "dtype": dtype, "variant": f"xla {library}", "batch": batch,
@@ -156,7 +160,9 @@ def _attention_case(
 
 
 def attention(scale: Scale) -> Iterator[Case]:
-    """Prompts, new tokens against cached ones, and encoders; XLA's own form, and cuDNN's on a GPU."""
+    """Yield attention of prompts, of new tokens over cached tokens, and of encoders, by XLA and (on a GPU)
+    cuDNN.
+    """
     if scale != "full":
         lengths = (32,) if scale == "tiny" else (64, 256, 512)
         for length in lengths:
@@ -215,11 +221,11 @@ _IMAGE_LAYERS = (
     (3, 64, 7, 224, 2), (64, 64, 3, 56, 1), (64, 256, 1, 56, 1), (128, 128, 3, 28, 1),
     (256, 512, 1, 28, 2), (256, 256, 3, 14, 1), (512, 512, 3, 7, 1), (3, 1024, 16, 224, 16),
 )  # fmt: skip
-"""Input and output channels, kernel, size, stride: layers of ResNet-50 and the patches of a ViT."""
+"""Input channels, output channels, kernel, image size and stride of ResNet-50 layers and of ViT patches."""
 
 
 def convolutions(scale: Scale) -> Iterator[Case]:
-    """Square images and kernels, one group."""
+    """Yield convolutions of square images and kernels with one group."""
     if scale != "full":
         layers = (
             ((4, 8, 3, 8, 1),)

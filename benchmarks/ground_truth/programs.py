@@ -1,4 +1,4 @@
-"""Collectives over the devices that are there, and whole programs: the fixtures, and a larger Llama step."""
+"""Cases of collectives over all devices, and of whole programs (fixtures and a larger Llama step)."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _COLLECTIVES: dict[str, Callable[[Array], Array]] = {
 
 
 def _collective_work(op: str, elements: int) -> Work:
-    """Each rank holds ``elements``."""
+    """Return the work of a collective in which each rank holds ``elements`` f32 elements."""
     devices = jax.devices()
     mesh = jax.make_mesh((len(devices),), (_AXIS,), devices=devices)
     split = jax.sharding.NamedSharding(mesh, Spec(_AXIS))
@@ -61,7 +61,9 @@ def _collective_work(op: str, elements: int) -> Work:
 
 
 def collectives(scale: Scale) -> Iterator[Case]:
-    """Over all devices of the machine. One device sends nothing: the program is kept, and no row made."""
+    """Yield collectives over all devices of the machine. With one device the cases have no row in the
+    table.
+    """
     ranks = len(jax.devices())
     sizes = {"tiny": (1 << 10,), "small": (1 << 12, 1 << 18)}.get(
         scale, (1 << 10, 1 << 14, 1 << 18, 1 << 22, 1 << 26)
@@ -94,11 +96,11 @@ _FIXTURES = (
     "dot_fp8",
     "dot_int",
 )
-"""Fixtures of one device that run on any values."""
+"""Single-device fixtures that run with arbitrary values."""
 
 
 def _fixture_work(name: str) -> Work:
-    """The function and the abstract arguments that a fixture's script hands to the lowering."""
+    """Return the function and the abstract arguments that the script of a fixture lowers."""
     program = PROGRAMS[name]
     module = import_module(program.script.removesuffix(".py").replace("/", "."))
     with mock.patch.object(module, "jax_program", return_value=[]) as lowered:
@@ -113,7 +115,7 @@ def _llama_work(shape: LlamaShape) -> Work:
 
 
 def models(scale: Scale) -> Iterator[Case]:
-    """Programs of the fixtures, and training steps of Llama."""
+    """Yield the programs of the fixtures, and a training step of Llama."""
     shapes = {
         "tiny": LlamaShape(
             layers=1, hidden=32, mlp=64, heads=2, sequence=16, vocabulary=64, batch=2, dtype="float32"

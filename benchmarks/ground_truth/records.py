@@ -1,4 +1,4 @@
-"""What is kept of a sweep: one record per case, and the machine they are of, in one document."""
+"""Document of a sweep: one record per case, and the machine."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SCHEMA = "hespas.ground_truth/1"
 
 
 class File(msgspec.Struct, frozen=True):
-    """A file of a case, gzipped; the hash is of what is in it."""
+    """A gzipped file of a case. ``bytes`` is the packed size, ``sha256`` the hash of the unpacked content."""
 
     path: str
     bytes: int
@@ -23,8 +23,9 @@ class File(msgspec.Struct, frozen=True):
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One case. ``fault`` says why there is nothing else. Times are of single executions, one per repeat:
-    of the device by its trace (empty: ``note`` says why), and of the host's clock.
+    """A captured case. ``fault`` is the reason if the capture failed; the measured fields are then empty.
+    Times are of single executions, one per repeat: from the device trace (if empty, ``note`` has the reason),
+    and from the host clock.
     """
 
     name: str
@@ -45,17 +46,19 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def latency_ns(self) -> float:
-        """The median over repeats of the device's times; NaN where there are none."""
+        """Median device time over repeats; NaN without device times."""
         return median(self.device_ns) if self.device_ns else nan
 
     @property
     def deviation_ns(self) -> float:
-        """The standard deviation over repeats; NaN for fewer than two."""
+        """Standard deviation of the device time over repeats; NaN for fewer than two repeats."""
         return stdev(self.device_ns) if len(self.device_ns) > 1 else nan
 
 
 class NoiseFloor(msgspec.Struct, frozen=True):
-    """Deviation over repeats as a share of the median: the middle and the 90th percentile of ``cases``."""
+    """Deviation over repeats as a share of the median time: median and 90th percentile over ``cases``
+    cases.
+    """
 
     cases: int
     median: float
@@ -63,7 +66,9 @@ class NoiseFloor(msgspec.Struct, frozen=True):
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """The document. ``method`` says how times were taken, ``bytes`` what all packed files take."""
+    """The document. ``method`` describes the measurement of times, ``bytes`` is the size of all packed
+    files.
+    """
 
     schema: str
     command: str
@@ -76,7 +81,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def noise_floors(records: list[Record]) -> dict[str, NoiseFloor]:
-    """The noise floor of each family, and of all."""
+    """Return the noise floor of each family, and of all cases (``all``)."""
     shares: dict[str, list[float]] = {}
     for record in records:
         if len(record.device_ns) > 1:

@@ -1,7 +1,7 @@
-"""The folder of a sweep: packed files, a document and a table, each written at once or not at all.
+"""Folder of a sweep: packed files, a document and a table, each written atomically.
 
-``manifest.json`` is the truth; ``operations.csv`` is made of it, and files that it does not name are
-nobody's. A case that ended the process is known by the mark it left.
+``manifest.json`` is authoritative. ``operations.csv`` is derived from it, and files that it does not name are
+ignored. A mark file identifies a case that ended the process.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ _SIZES = (
 
 
 class Store:
-    """A folder that is being filled. ``most_bytes`` bounds the packed files of all cases together."""
+    """Folder of a running sweep. ``most_bytes`` limits the total size of packed files."""
 
     def __init__(
         self, folder: Path, machine: Machine, *, repeats: int, command: str, most_bytes: int
     ) -> None:
-        """Nothing is read or written yet."""
+        """Store the settings. Nothing is read or written before :meth:`open`."""
         self.folder = folder
         self.machine = machine
         self.repeats = repeats
@@ -55,10 +55,10 @@ class Store:
         self.records: dict[str, Record] = {}
 
     def open(self, *, resume: bool) -> None:
-        """Make the folder, or go on with what it holds.
+        """Create the folder, or continue the sweep in it if ``resume``.
 
-        Raises ``UsageError`` for a folder that cannot be made, is in use and not to be gone on with, or of
-        another machine; ``FormatError`` for a damaged document.
+        Raises ``UsageError`` if the folder cannot be created, holds other files, holds a sweep without
+        ``resume``, or holds a sweep of another machine; ``FormatError`` if the document is damaged.
         """
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -71,13 +71,13 @@ class Store:
             if any(self.folder.iterdir()):
                 raise UsageError("holds other files", path=str(self.folder), hint="choose another --out")
         elif not resume:
-            raise UsageError("holds a sweep", path=str(self.folder), hint="--resume goes on with it")
+            raise UsageError("holds a sweep", path=str(self.folder), hint="continue it with --resume")
         else:
-            self._recall(path)
-        self._bury()
+            self._read_records(path)
+        self._record_crash()
         self.write()
 
-    def _recall(self, path: Path) -> None:
+    def _read_records(self, path: Path) -> None:
         try:
             found = msgspec.json.decode(path.read_bytes(), type=Manifest)
         except (msgspec.DecodeError, OSError) as error:
@@ -89,14 +89,14 @@ class Store:
             raise UsageError(
                 f"the sweep there is of another kind: {differs}", path=str(path), hint="choose another --out"
             )
-        # What a file has lost since is captured again.
+        # Cases with absent files are captured again.
         whole = (
             each for each in found.cases if all((self.folder / f.path).is_file() for f in each.files.values())
         )
         self.records = {each.name: each for each in whole}
 
-    def _bury(self) -> None:
-        """A mark that is still there: its case ended the process."""
+    def _record_crash(self) -> None:
+        """Record a fault for the case in a remaining mark file, because it ended the process."""
         path = self.folder / MARK
         if path.is_file():
             family, _, name = path.read_text("utf-8", "replace").partition(" ")
@@ -106,7 +106,7 @@ class Store:
 
     @contextmanager
     def running(self, family: str, name: str) -> Generator[None]:
-        """While a case runs its mark stands: should the process end, this case is the reason."""
+        """Keep a mark file while a case runs. If the process ends, the mark names the case that ended it."""
         path = self.folder / MARK
         path.write_text(f"{family} {name}", "utf-8")
         try:
@@ -115,7 +115,9 @@ class Store:
             path.unlink(missing_ok=True)
 
     def keep(self, record: Record, contents: dict[str, bytes]) -> None:
-        """Keep a case. Files come first, then the document that names them; what is too large is left out."""
+        """Save a case: its files first, then the document that names them. Files beyond the limits are left
+        out.
+        """
         files: dict[str, File] = {}
         left_out = dict(record.left_out)
         used = self.bytes_used()
@@ -133,11 +135,11 @@ class Store:
         self.write()
 
     def bytes_used(self) -> int:
-        """What all packed files take."""
+        """Return the total size of packed files."""
         return sum(file.bytes for record in self.records.values() for file in record.files.values())
 
     def write(self) -> None:
-        """Write document and table as they are now."""
+        """Write the current document and table."""
         records = list(self.records.values())
         manifest = Manifest(
             schema=SCHEMA,
@@ -153,7 +155,7 @@ class Store:
         _write(self.folder / TABLE, self._table(records))
 
     def _table(self, records: list[Record]) -> bytes:
-        """Single operations as rows: sizes, then the time, its deviation, all repeats, clocks."""
+        """Return the table of single operations: sizes, time, deviation, all repeats, clocks."""
         text = io.StringIO()
         turns = range(1, self.repeats + 1)
         titles = (

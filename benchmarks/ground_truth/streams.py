@@ -1,4 +1,4 @@
-"""Operations that stream their data: elementwise, normalisation, reductions, gathers, movement."""
+"""Cases of memory-bound operations: elementwise, normalisation, reductions, gathers, data movement."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ _HALVED = 2
 
 
 class _Operation(NamedTuple):
-    """``op`` as programs call it; how often its elements cross memory; operands of the whole size."""
+    """An operation: ``op`` as in programs, reads and writes of each element (``passes``), full-size
+    operands.
+    """
 
     op: str
     passes: float
@@ -83,7 +85,7 @@ def _streamed(function: Callable[..., Array], operands: int, dtype: str, size: t
 
 
 def _columns(kind: str, op: str, dtype: str, size: tuple[int, int], passes: float) -> dict[str, str | int]:
-    """Whole passes as they are, others in a text that reads as a number."""
+    """Return the columns of a row. Fractional ``passes`` become text that parses as a number."""
     rows, columns = size
     shown: str | int = int(passes) if passes == int(passes) else repr(passes)
     return {"kind": kind, "op": op, "dtype": dtype, "rows": rows, "columns": columns, "passes": shown}
@@ -99,7 +101,7 @@ def _case(family: str, kind: str, operation: _Operation, dtype: str, size: tuple
 
 
 def elementwise(scale: Scale) -> Iterator[Case]:
-    """From what a cache holds to a gigabyte, in rows of 4096."""
+    """Yield elementwise operations on rows of 4096, from cache size to a gigabyte."""
     rows = {"tiny": (1, 2, 3, 4, 6, 8, 12, 16, 24), "small": (1, 8, 64, 512, 2048)}.get(
         scale, (1, 16, 64, 256, 1024, 4096, 16384, 65536)
     )
@@ -127,7 +129,7 @@ def _sizes(scale: Scale) -> tuple[tuple[int, int], ...]:
 
 
 def normalisation(scale: Scale) -> Iterator[Case]:
-    """Layer and RMS norm without weights, softmax; over the last dimension."""
+    """Yield layer norm and RMS norm without weights, and softmax, over the last dimension."""
     dtypes = ("bf16", "f32") if scale == "full" else ("f32",)
     for operation, dtype, size in product(_NORMS, dtypes, _sizes(scale)):
         yield _case("norm", "normalization", operation, dtype, size)
@@ -142,7 +144,7 @@ def _pool_work(dtype: str, images: int, side: int, channels: int) -> Work:
 
 
 def reductions(scale: Scale) -> Iterator[Case]:
-    """Sums along and across rows, the largest of each row, and pooling."""
+    """Yield sums along and across rows, the maximum of each row, and pooling."""
     dtypes = ("bf16", "f32") if scale == "full" else ("f32",)
     functions = (
         ("sum-rows", partial(_sum, -1)),
@@ -185,7 +187,7 @@ def _gather_work(dtype: str, table: int, size: tuple[int, int], adds: bool) -> W
 
 
 def gathers(scale: Scale) -> Iterator[Case]:
-    """Rows of a table read, and added to a copy of it (a scatter moves the whole table)."""
+    """Yield gathers of table rows, and scatters that add to a copy of the table (all of it is copied)."""
     if scale == "tiny":
         sizes: tuple[tuple[int, int, int], ...] = ((256, 32, 64),)
     elif scale == "small":
@@ -227,7 +229,7 @@ def _pad(x: Array) -> Array:
 
 
 def movement(scale: Scale) -> Iterator[Case]:
-    """Transpositions, concatenations along and across rows, every row's first half, and padding."""
+    """Yield transpositions, concatenations along and across rows, slices of half of each row, and padding."""
     dtypes = ("bf16", "f32") if scale == "full" else ("f32",)
     for dtype, size in product(dtypes, _sizes(scale)[-5:]):
         rows, columns = size

@@ -1,4 +1,6 @@
-"""The capturing process from outside: started again where a case ends it, ended where a case does not end."""
+"""Supervisor of the capturing process: restarts it after a crash, and kills it if a case exceeds its time
+limit.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +15,11 @@ from benchmarks.ground_truth.store import MARK
 
 __all__ = ["supervise"]
 
-_LOOK_S = 0.1
-_WANTED = (0, 1, 2, 75, 130)
-"""How a sweep ends by itself: done, done with faults, not begun, to be gone on with."""
+_POLL_INTERVAL_S = 0.1
+_REGULAR_EXITS = (0, 1, 2, 75, 130)
+"""Exit statuses of a sweep that ends by itself: done, done with faults, usage error, time limit,
+interrupted.
+"""
 
 
 def supervise(
@@ -26,14 +30,14 @@ def supervise(
     case_limit_s: float,
     deadline: float = float("inf"),
 ) -> int:
-    """Run ``command`` until it ends by itself, and its exit status. Where a case ends it, or takes longer
-    than ``case_limit_s``, it is run again with ``--again``: the mark that the case left says which not to
-    run. It is not run again past ``deadline`` (seconds since the epoch).
+    """Run ``command`` until it ends by itself, and return its exit status. If a case crashes it, or takes
+    longer than ``case_limit_s``, the command is restarted with ``--again`` and skips the case, whose name is
+    in the mark file. After ``deadline`` (seconds since the epoch) it is not restarted, and 75 is returned.
     """
     again: tuple[str, ...] = ()
     while True:
         status = _run([*command, *again], folder / MARK, case_limit_s)
-        if status in _WANTED or not (folder / MARK).is_file():
+        if status in _REGULAR_EXITS or not (folder / MARK).is_file():
             return status
         say(f"the process ended with {_described(status)}: going on without the case")
         if time() > deadline:
@@ -46,9 +50,9 @@ def _run(command: Sequence[str], mark: Path, case_limit_s: float) -> int:
     process = subprocess.Popen(command)
     try:
         while process.poll() is None:
-            sleep(_LOOK_S)
-            # A mark that was there before is not of a case that runs now.
-            if time() - max(_left_at(mark), begun) > case_limit_s and mark.is_file():
+            sleep(_POLL_INTERVAL_S)
+            # A mark from before the start does not belong to a running case.
+            if time() - max(_modified_s(mark), begun) > case_limit_s and mark.is_file():
                 process.kill()
         return process.wait()
     finally:
@@ -57,7 +61,7 @@ def _run(command: Sequence[str], mark: Path, case_limit_s: float) -> int:
             process.wait()
 
 
-def _left_at(mark: Path) -> float:
+def _modified_s(mark: Path) -> float:
     try:
         return mark.stat().st_mtime
     except OSError:

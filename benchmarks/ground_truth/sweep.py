@@ -1,4 +1,4 @@
-"""The families of a sweep, by name."""
+"""Families of cases in a sweep, by name."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ FAMILIES: Mapping[str, Callable[[Scale], Iterator[Case]]] = {
 
 
 def cases_of(families: Sequence[str], scale: Scale, *, gpu: bool) -> list[Case]:
-    """Every case of some families, in their order, each name once."""
+    """Return the cases of some families in order, each name once. Without ``gpu``, GPU-only cases are
+    excluded.
+    """
     found: dict[str, Case] = {}
     for family in families:
         for case in FAMILIES[family](scale):

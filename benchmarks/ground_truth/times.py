@@ -1,4 +1,4 @@
-"""Times of a trace by execution, and a trace without the name of the machine it is from."""
+"""Device times per execution of a trace, and removal of host names from a trace."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from hespas.graph.errors import FormatError
 __all__ = ["busy_ns", "without_host_names"]
 
 _HOST_NAMES = 4
-"""Field of XSpace (xplane.proto of https://github.com/openxla/xla)."""
+"""Number of the field ``hostnames`` of XSpace (xplane.proto of https://github.com/openxla/xla)."""
 _LENGTH_DELIMITED = 2
 
 
 def busy_ns(profile: Profile) -> list[float]:
-    """Time in which each execution of the program kept the first device busy [ns], in their order: kernels
-    that run side by side count once. The program is the module with the most time; no runs, no times.
+    """Return the busy time of the first device in each execution of the program [ns], in order. Overlapping
+    kernels count once. The program is the module with the most device time. Empty without executions.
     """
     own = (profile.rank == profile.rank.min(initial=0)) & (profile.run >= 0)
     rows = np.flatnonzero(own)
@@ -32,7 +32,7 @@ def busy_ns(profile: Profile) -> list[float]:
 
 
 def _covered_ns(profile: Profile, rows: IntArray) -> float:
-    """The length of the union of the events' intervals."""
+    """Return the length of the union of the events' intervals [ns]."""
     start: FloatArray = profile.start_ns[rows]
     end: FloatArray = start + np.maximum(np.nan_to_num(profile.duration_ns[rows]), 0.0)
     order = np.argsort(start, kind="stable")
@@ -42,12 +42,12 @@ def _covered_ns(profile: Profile, rows: IntArray) -> float:
 
 
 def without_host_names(space: bytes) -> bytes:
-    """A serialised XSpace less the names of hosts. Raises ``FormatError`` where the bytes are none."""
+    """Return a serialised XSpace without the names of hosts. Raises ``FormatError`` for other bytes."""
     return b"".join(part for number, part in _fields(space) if number != _HOST_NAMES)
 
 
 def _fields(space: bytes) -> Iterator[tuple[int, bytes]]:
-    """Number and bytes (key included) of each field; XSpace has length-delimited ones only."""
+    """Yield number and bytes (with the key) of each field. XSpace has only length-delimited fields."""
     at = 0
     while at < len(space):
         key, after = _varint(space, at)
