@@ -372,8 +372,10 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--tables", type=Path, help="folder of tables of measured operations")
     parser.add_argument("--profiles", type=Path, help="folder of profiles")
-    parser.add_argument("--split", default="devval", help="split of the compared rows")
-    parser.add_argument("--estimator", action="append", help="default: the shipped estimators")
+    parser.add_argument("--split", default="devval", help="split of the compared rows (default: devval)")
+    parser.add_argument(
+        "--estimator", action="append", help="estimators to evaluate (default: the shipped estimators)"
+    )
     parser.add_argument("--date", default="", help="date on the page (default: today)")
     return parser.parse_args()
 

@@ -84,8 +84,10 @@ def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("targets", nargs="*", metavar="TARGET", help="gpu:h100:8, tpu:v5e:2x4")
-    parser.add_argument("--program", type=Path, default=_PROGRAM, help="StableHLO with shardings")
+    parser.add_argument(
+        "targets", nargs="*", metavar="TARGET", help="targets, such as gpu:h100:8 or tpu:v5e:2x4"
+    )
+    parser.add_argument("--program", type=Path, default=_PROGRAM, help="StableHLO program with shardings")
     parser.add_argument("--mesh", default=_MESH)
     options = parser.parse_args(words)
     sys.stdout.write(table(options.program, Mesh.of(options.mesh), options.targets or _TARGETS))

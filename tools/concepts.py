@@ -1,4 +1,4 @@
-"""Pictures of the concept pages, from samples: ``python -m tools.concepts [--check]``.
+"""Pictures of the concept pages, drawn from samples: ``python -m tools.concepts [--check]``.
 
 The pictures are SVGs that a page includes in its own text, so their colours follow the scheme of the page.
 """
@@ -265,7 +265,7 @@ def _outside(
 
 
 def main() -> int:
-    """Write the pictures; return 1 if ``--check`` finds a stale one."""
+    """Write the pictures; return 1 if one is stale with ``--check``."""
     return document_command(__doc__, pictures)
 
 

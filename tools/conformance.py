@@ -1,7 +1,7 @@
 """Write the archive of the conformance kit: ``python -m tools.conformance KIT.zip [--seed N]``.
 
 With ``--astra-bin PATH`` it runs ASTRA-sim on the cases that finish, and writes the times of their ranks to
-the package, from where they get into every kit. ``{Backend}`` in PATH is replaced by Unaware or Aware.
+the package, which copies them into every kit. ``{Backend}`` in PATH is replaced by Unaware or Aware.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ FIGURES = Path(__file__).parents[1] / "docs" / "accuracy" / "accuracy.json"
 
 
 class Errors(msgspec.Struct, frozen=True):
-    """Errors of one estimator on the ``n`` cases that it covers; None is unknown. ``sum_error`` is the error
+    """Errors of one estimator on the ``n`` cases that it covers; None if unknown. ``sum_error`` is the error
     of the sum of a program's times, weighted by executions.
     """
 

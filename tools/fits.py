@@ -1,4 +1,4 @@
-"""Refit everything that ships from measured data: ``python -m tools.fits [--data DIR] [--check]``.
+"""Command that refits all shipped fits to measured data: ``python -m tools.fits [--data DIR] [--check]``.
 
 | step | files | data |
 |---|---|---|
@@ -10,7 +10,7 @@
 
 Only rows of split ``calib`` or without a split are fitted. All files are written after the last fit, so that
 no fit reads the output of another fit of the same run. A fit with unchanged figures keeps its date. Steps
-without data are skipped and reported. ``--check`` writes nothing and compares with the files that ship.
+without data are skipped and reported. ``--check`` writes nothing and compares with the shipped files.
 ``--only scores`` evaluates the learned models again, also on left-out devices, without fitting their trees.
 """
 
@@ -101,7 +101,7 @@ class FitInputs:
 
 
 def file_of_fits(path: Path, name: str, fits: Iterable[Fit], kept: Collection[str] = ()) -> Files:
-    """Return a file with new fits; of the earlier ones, only the kinds ``kept`` stay.
+    """Return a file with new fits, and with the earlier fits of the kinds ``kept``.
 
     An unchanged fit keeps its date.
     """
@@ -213,13 +213,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Fit, then write or compare; return 1 if a compared file differs."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--data", type=Path, default=ROOT.parent / "shared" / "data", help="folder of data")
-    parser.add_argument("--only", action="append", choices=list(STEPS), help="only these steps")
-    parser.add_argument("--device", action="append", default=[], help="only these devices")
-    parser.add_argument("--model", action="append", default=[], help="only these learned models")
+    parser.add_argument("--only", action="append", choices=list(STEPS), help="steps to run (default: all)")
+    parser.add_argument("--device", action="append", default=[], help="devices to fit (default: all)")
+    parser.add_argument("--model", action="append", default=[], help="learned models to fit (default: all)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--date", default="", help="date written into the fits (default: today)")
     parser.add_argument("--jobs", type=int, default=2, help="processes of the step intervals")
-    parser.add_argument("--check", action="store_true", help="compare with the files that ship")
+    parser.add_argument("--check", action="store_true", help="write nothing; compare with the shipped files")
     asked = parser.parse_args(arguments)
     inputs = FitInputs(asked.data, asked.device, asked.model, asked.seed, asked.date, asked.jobs)
     files: dict[Path, bytes] = {}

@@ -1,9 +1,9 @@
-"""Update the documents: ``python -m tools.generate [--check]``.
+"""Command that updates the documents: ``python -m tools.generate [--check]``.
 
-Four pages of ``docs/reference`` are made from the code: formats with the attributes of Chakra nodes, rules
-of the checker, columns of tables of runs, and limits with exit codes. The commands in ``README.md`` and the
-pages of ``docs`` run again, two documents at a time, and their output is updated. A document is skipped if
-its commands, the package with its samples and the environment are those of the last run, whose digests are
+Four pages of ``docs/reference`` are generated from the code: formats with the attributes of Chakra nodes,
+rules of the checker, columns of tables of runs, and limits with exit codes. The commands in ``README.md`` and
+the pages of ``docs`` run again, two documents at a time, and their output is updated. A document is skipped
+if its commands, the package with its samples and the environment are those of the last run, whose digests are
 in ``.cache/documents.json``.
 """
 
@@ -199,7 +199,7 @@ def _severity(severity: Severity | None) -> str:
 
 
 def reference_pages() -> dict[Path, str]:
-    """Return the pages that are made from the code."""
+    """Return the pages that are generated from the code."""
     formats = _table(
         ("format", "content", "suffixes", "can", "flat", "needs", "specification"),
         (_format_row(load_format(name)) for name in format_names()),
@@ -289,7 +289,7 @@ def _digest(sources: bytes, text: str) -> str:
 
 
 def main() -> int:
-    """Write and print the changed documents; return 1 if ``--check`` finds a stale one."""
+    """Write and print the changed documents; return 1 if one is stale with ``--check``."""
     return document_command(__doc__, documents)
 
 

@@ -330,8 +330,8 @@ def _refused(league: League) -> Iterator[Sequence[str]]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Write the page if the table exists."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--table", type=Path, default=_TABLE, help="published_training.csv")
-    parser.add_argument("--jobs", type=int, default=2, help="processes")
+    parser.add_argument("--table", type=Path, default=_TABLE, help="path of published_training.csv")
+    parser.add_argument("--jobs", type=int, default=2, help="number of processes (default: 2)")
     options = parser.parse_args(arguments)
     if not options.table.is_file():
         sys.stdout.write(f"skipped: {options.table} does not exist\n")

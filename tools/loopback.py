@@ -20,7 +20,7 @@ _TRIPS = 2000
 
 
 def _answer(port: int, size: int) -> None:
-    """Receive ``size`` bytes and confirm them, then return single bytes: the other process."""
+    """Receive ``size`` bytes and confirm them, then return single bytes. This runs in the second process."""
     with socket.create_connection(("127.0.0.1", port)) as line:
         line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         buffer, left = bytearray(_BLOCK), size
@@ -60,7 +60,7 @@ def _measured(size: int) -> tuple[float, float]:
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Print the figures."""
+    """Print bandwidth and latency."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition(":")[0])
     parser.add_argument("--mib", type=int, default=1024, help="amount of data to send [MiB]")
     rate, latency_ns = measured(parser.parse_args(words).mib << 20)

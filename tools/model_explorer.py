@@ -2,7 +2,7 @@
 
 The program needs ``ai-edge-model-explorer-adapter`` (0.2.1), which no extra of Hespas installs. It writes
 ``tests/api/model_explorer_ids.json``. In this file, the label at index ``i`` of a graph is the label of node
-``i``. Nodes of arguments, whose ids are not numbers, are left out.
+``i``. Nodes of arguments, whose ids are not numbers, are excluded.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Mutation tests of the numerical modules: the share of changed programs that the tests notice.
+"""Mutation tests of the numerical modules: the share of mutants that the tests detect.
 
 ``python -m tools.mutation [MODULE...] [--sample 60] [--seed 1] [--least 0.85]`` copies the checkout to a
 temporary folder, changes one operator, number or condition of a module at a time there (cosmic-ray), and runs
-the tests of that module. It prints the share of mutants that fail a test, and the changes that none notices.
-The exit code is 1 if a module's share is below ``--least``. The packages are in the dependency group
+the tests of that module. It prints the share of mutants that fail a test, and the surviving
+changes. The exit code is 1 if a module's share is below ``--least``. The packages are in the dependency group
 ``mutation``.
 """
 
@@ -81,7 +81,7 @@ _EXCLUDED = ("core/ReplaceBinaryOperator_BitOr", "core/RemoveDecorator", "core/R
 
 
 class MutationScore(NamedTuple):
-    """Number of mutants that were tested and killed, and the difference of each survivor."""
+    """Numbers of tested and killed mutants, and the difference of each survivor."""
 
     tested: int
     killed: int
@@ -94,7 +94,9 @@ class MutationScore(NamedTuple):
 
 
 def score_of(module: str, tests: Sequence[str], *, sample: int, seed: int, checkout: Path) -> MutationScore:
-    """Return the score of a random sample of mutants of a module in ``checkout``, which changes meanwhile."""
+    """Return the score of a random sample of mutants of a module in ``checkout``; the call changes the
+    checkout.
+    """
     options = ("-x", "-q", "-p", "no:cacheprovider", "--sample", "300")
     command = [sys.executable, "-m", "pytest", *options, *tests]
     with tempfile.TemporaryDirectory() as folder:
@@ -140,10 +142,14 @@ def _keep_sample(session: Path, sample: int, seed: int) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the scores; return 1 if one is too low."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("modules", nargs="*", metavar="MODULE", help="default: all twelve")
+    parser.add_argument("modules", nargs="*", metavar="MODULE", help="modules to test (default: all)")
     parser.add_argument("--sample", type=int, default=60, help="mutants per module (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=1, help="of the random sample (default: %(default)s)")
-    parser.add_argument("--least", type=float, default=0.85, help="share that must be killed")
+    parser.add_argument(
+        "--seed", type=int, default=1, help="seed of the random sample (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--least", type=float, default=0.85, help="least share of killed mutants (default: %(default)s)"
+    )
     options = parser.parse_args(arguments)
     unknown = [module for module in options.modules if module not in MODULES]
     if unknown:

@@ -54,7 +54,7 @@ def executed(path: Path) -> Any:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Execute and write the notebooks that are named, or all."""
+    """Execute and write the named notebooks (default: all)."""
     nbformat: Any = import_module("nbformat")
     names = list(sys.argv[1:] if arguments is None else arguments)
     sources = {path.stem: path for path in sorted(FOLDER.glob("*.py"))}

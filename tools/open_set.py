@@ -2,7 +2,7 @@
 
 Thirty workloads, made from settings and from captured programs of ``fixtures``: dense models, mixtures of
 experts, recommendation, diffusion, vision, serving phases and collectives, on 1 to 65,536 ranks. Jobs of more
-than 8 ranks have one trace per rank class and ``rank_map.json``. Beside each workload are its variant
+than 8 ranks have one trace per rank class and ``rank_map.json``. Each workload also has a variant
 ``hidden`` (obfuscated at level ``layers``) and ``card.json``: settings, sizes, totals, verdict of the checker
 and the simulated step on two systems. ``cards.json`` has all cards. About 80 CPU seconds.
 """
@@ -95,7 +95,7 @@ SET: tuple[Entry, ...] = (
 
 
 def card(entry: Entry, workload: Workload) -> dict[str, Any]:
-    """Return the facts about a workload: settings, sizes, totals of all ranks, verdict, simulated steps."""
+    """Return the card of a workload: settings, sizes, totals of all ranks, verdict, simulated steps."""
     sums = [totals(graph) for graph in workload.classes]
 
     def total(name: str) -> float:

@@ -1,6 +1,6 @@
 """Attack 20 public models at each level of obfuscation: ``python -m tools.privacy [--quick]``.
 
-The attacker holds every model in four layouts; the victims are the models in two other layouts and batches,
+The attacker has every model in four layouts; the victims are the models in two other layouts and batches,
 with three keys each. The table shows how often the attacker names the model, without and with knowledge of
 the program that obfuscates, how often it names the model if it holds the same layout, and how much the
 simulated time changes (first key). About 15 CPU minutes.
@@ -44,7 +44,7 @@ def _share(attacker: Attacker, seen: Sequence[tuple[str, Workload]]) -> float:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the table of levels."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="only five models")
+    parser.add_argument("--quick", action="store_true", help="attack five models only")
     models = PUBLIC_MODELS[::4] if parser.parse_args(arguments).quick else PUBLIC_MODELS
     victims = [(model, training_step(model, *layout)) for model in models for layout in UNSEEN]
     held = [(model, training_step(model, *layout)) for model in models for layout in HELD]

@@ -3,7 +3,7 @@
 The published tables describe settings of software and device in free text (``notes``,
 ``accelerator_variant``). Readers of tables use columns only, so the columns are derived here, once.
 
-Recipes of Megatron-Bridge from release 26.08 on are programs, of whose settings the notes state only some. A
+Recipes of Megatron-Bridge from release 26.08 on are programs. The notes state only some of their settings. A
 row of such a release has the other settings of the newest earlier row of the same model on the same
 accelerators.
 """
@@ -89,7 +89,7 @@ def _with_inherited(row: dict[str, str], rows: Sequence[Mapping[str, str]]) -> d
 
 
 def table_with_settings(table: Path) -> str:
-    """Return the table as CSV text, with the columns that it lacks."""
+    """Return the table as CSV text, with its missing columns added."""
     given = list(rows_of(table))
     rows = [with_settings(row) for row in given]
     if given and not all(name in given[0] for name in _INHERITED):
@@ -112,7 +112,7 @@ def prepared_table(table: Path, folder: Path) -> Path:
 
 
 def main() -> None:
-    """Write one table."""
+    """Write the table with the added columns."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("table", type=Path, help="table of published runs, CSV")
     parser.add_argument("out", type=Path, help="table to write")

@@ -1,5 +1,5 @@
-"""Figure in the README: ``python -m tools.recorded`` predicts one recording in fixtures/recorded from the
-other, before and after calibration, and draws the longest operations.
+"""Figure in the README, drawn by ``python -m tools.recorded``. It predicts one recording in fixtures/recorded
+from the other, before and after calibration, and shows the longest operations.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def _documents() -> Mapping[Path, str]:
 
 
 def main() -> int:
-    """Write the figure; return 1 if ``--check`` finds it stale."""
+    """Write the figure; return 1 if it is stale with ``--check``."""
     return document_command(__doc__, _documents)
 
 

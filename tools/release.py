@@ -1,7 +1,8 @@
-"""Build a release and try it in empty environments: ``python -m tools.release [--out dist] [PYTHON...]``.
+"""Command that builds a release and tests it in empty environments: ``python -m tools.release [--out dist]
+[PYTHON...]``.
 
 The wheel and the source archive are built twice and must be equal. For each interpreter (default: this one),
-the wheel is then installed in two environments of its own:
+the wheel is then installed in two new environments:
 
 - With the extra ``stablehlo``, the commands of README.md and of the pages of ``docs`` must print what the
   documents show, in an empty folder per document. The notebooks run there as scripts.
@@ -128,7 +129,7 @@ def _run_script(program: str, script: Path) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Build, compare and try the release."""
+    """Build, compare and test the release."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -120,7 +120,7 @@ def _documents() -> Mapping[Path, str]:
 
 
 def main() -> int:
-    """Write the page and the golden file; return 1 if ``--check`` finds a stale one."""
+    """Write the page and the golden file; return 1 if one is stale with ``--check``."""
     return document_command(__doc__, _documents)
 
 

@@ -1,4 +1,4 @@
-"""Copy the files of ``hespas sample`` from the fixtures: ``python -m tools.samples``."""
+"""Command that copies the files of ``hespas sample`` from the fixtures: ``python -m tools.samples``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def fixture_of(file: str) -> Path:
 
 
 def main() -> None:
-    """Replace the files."""
+    """Replace the sample files by their fixtures."""
     shutil.rmtree(FILES, ignore_errors=True)
     for sample in catalogue():
         for file in sample.files:

@@ -141,7 +141,7 @@ def _closed(part: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Write all schemas; return 1 if ``--check`` finds a stale one."""
+    """Write all schemas; return 1 if one is stale with ``--check``."""
     return document_command(
         __doc__, lambda: {FOLDER / f"{name}.schema.json": schema_text(name) for name in DOCUMENTS}
     )

@@ -32,7 +32,7 @@ _SPELLED = {
 
 
 class DeclaredOptions(griffe.Extension):
-    """Extension that griffe calls for every object of the package."""
+    """Griffe extension that processes every object of the package."""
 
     def on_object(self, *, obj: griffe.Object, loader: griffe.GriffeLoader, **kwargs: Any) -> None:
         """Convert the docstring of an object to Markdown. For a public function, add its options."""
@@ -64,7 +64,7 @@ def as_markdown(doc: str) -> str:
 
 
 def type_text(hint: Any) -> str:
-    """Return a type as it is written, without declarations of options and bounds."""
+    """Return a type as in the source, without declarations of options and bounds."""
     origin, inside = get_origin(hint), get_args(hint)
     if isinstance(hint, ForwardRef):
         return hint.__forward_arg__

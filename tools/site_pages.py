@@ -1,7 +1,7 @@
-"""Pages of the documentation site that are made when it is built (hook of ``mkdocs.yml``).
+"""Pages of the documentation site that a hook of ``mkdocs.yml`` generates during the build.
 
-They are the reference of the command line, from the options that each command declares, the reference of JSON
-documents, from their schemas, the notebooks of ``examples``, and the documents of the repository's root.
+The pages are the reference of the command line, from the options that each command declares, the reference of
+JSON documents, from their schemas, the notebooks of ``examples``, and the documents of the repository's root.
 """
 
 from __future__ import annotations

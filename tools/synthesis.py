@@ -73,7 +73,9 @@ def read_graphs(path: Path) -> list[TypedDag]:
 
 
 def _interpret(program: bytes, storage: Callable[[str], bytes]) -> object:
-    """Return the value that a pickle of lists, dictionaries, numbers and integer tensors describes."""
+    """Return the value of a pickle of lists, dictionaries, numbers and integer tensors, without executing
+    it.
+    """
     stack: list[Any] = []
     memo: dict[int, Any] = {}
 
@@ -199,7 +201,7 @@ def _table(rows: Sequence[_Row]) -> Iterator[str]:
 
 
 def main() -> None:
-    """Print the table of generators."""
+    """Print the table of the generators."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,9 +1,8 @@
-"""Counts of texts and names that slow a reader down, by kind, with the places.
+"""Counts of unclear texts and names by kind, with their places.
 
     python -m tools.texture [--list N] [PATH ...]
 
-``tests/test_texture.py`` holds each count at its limit, so that it can only fall. The counts point at places;
-CONTRIBUTING.md says how to write instead.
+``tests/test_texture.py`` limits each count. CONTRIBUTING.md describes the style to use instead.
 """
 
 from __future__ import annotations
