@@ -1,4 +1,4 @@
-"""Pages in headless Chromium, where the machine has one: what a script sees, and messages of the console."""
+"""Pages in headless Chromium, if it is installed: results of scripts, and console messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The messages of a Chakra trace as classes of the protobuf library, which the codec is held against.
+"""Messages of a Chakra trace as classes of the protobuf library, the reference of the codec.
 
 The classes live in a private descriptor pool, because the default one clashes with an installed Chakra.
 """

@@ -1,1 +1,1 @@
-"""Agreement tests: two ways to ask the same question give the same answer."""
+"""Agreement tests: two ways to compute the same figure give equal results."""

@@ -1,4 +1,4 @@
-"""Figures of a Kineto trace read with the standard library alone: unions of the intervals of its events.
+"""Figures of a Kineto trace, computed with the standard library alone from unions of event intervals.
 
 An oracle for tests of agreement: it shares no code with the package, and decides by categories, stated facts
 and the fragments of names below what an event does.

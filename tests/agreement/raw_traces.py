@@ -1,4 +1,4 @@
-"""Sums over Chakra trace files, decoded by the protobuf library and by nothing of ours."""
+"""Sums over Chakra trace files, decoded by the protobuf library without code of Hespas."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The basis of estimates: equal shares from every command, and a text for devices without measurements."""
+"""Basis of estimates: equal shares from every command, and a message for devices without measurements."""
 
 from __future__ import annotations
 

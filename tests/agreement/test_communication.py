@@ -1,4 +1,4 @@
-"""One account of communication: analysis, op graph, trace and simulation of a recording agree with its file.
+"""Communication of a recording: analysis, op graph, trace and simulation agree with the file.
 
 Traces are made here with the names, shapes and structure of recordings of vLLM with symmetric memory, of
 DeepEP in namespaces of forks, of training with NCCL, and of Gloo on CPUs.

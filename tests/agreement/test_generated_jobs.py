@@ -1,4 +1,4 @@
-"""The same job has the same step time, whichever command or function is asked."""
+"""The same job has the same step time with every command and function."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command line and the Python interface have the same options, defaults and refusals."""
+"""The command line and the Python interface have the same options, defaults and errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A step and a span of a recording: one figure under one name in analysis and simulation."""
+"""Steps and spans of recordings have equal figures and names in analysis and simulation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Communication that a conversion writes and the checker refuses is reported by the conversion."""
+"""A conversion reports the communication that it writes and the checker rejects."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``hespas serve --sla``: rows equal single runs, the best is the best, and limits that nothing holds."""
+"""``hespas serve --sla``: rows equal single runs, the best row is correct, and unreachable limits are reported."""
 
 from __future__ import annotations
 

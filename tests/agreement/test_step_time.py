@@ -1,4 +1,4 @@
-"""The step time of a workload is the same by every command, from Python, and from every written file."""
+"""The step time of a workload is equal in every command, in Python, and in every written file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Collectives of several ranks are paired where kind, group, size and number are the same."""
+"""Collectives of several ranks are paired if kind, group, size and number are equal."""
 
 from __future__ import annotations
 

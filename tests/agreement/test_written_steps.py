@@ -1,4 +1,4 @@
-"""Recorded steps in every written format: a simulation equals that of the recording."""
+"""Recorded steps in every written format have the same simulated step as the recording."""
 
 from __future__ import annotations
 

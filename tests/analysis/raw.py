@@ -1,4 +1,4 @@
-"""Traces read with nothing but the standard library, and figures computed from them the slow way."""
+"""Readers of traces that use only the standard library, and figures computed from them by brute force."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Event:
 
 @dataclass
 class Trace:
-    """The device events of one file in order of start, and all events as they stand in it."""
+    """Device events of one file in order of start, and all events in the order of the file."""
 
     events: list[Event]
     raw: list[dict[str, Any]]

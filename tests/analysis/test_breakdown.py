@@ -1,4 +1,4 @@
-"""Where the time of ranks and steps went, against figures computed from the file moment by moment."""
+"""Time breakdown of ranks and steps, compared with figures computed from the file moment by moment."""
 
 from __future__ import annotations
 

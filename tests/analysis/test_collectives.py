@@ -1,4 +1,4 @@
-"""Collectives: sizes, bandwidths, exposure; what ranks whose clocks are unrelated did together."""
+"""Collectives: sizes, bandwidths, exposure, and matching over ranks with unrelated clocks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The critical path: it covers the step without a gap, and is what a search for each step back finds."""
+"""Critical path: it covers the step without gaps, and equals a backwards search from step to step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Breakdown, gaps, launches and queues of small recordings, by hand."""
+"""Breakdown, gaps, launches and queues of small recordings with hand-computed results."""
 
 from __future__ import annotations
 

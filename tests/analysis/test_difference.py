@@ -1,4 +1,4 @@
-"""What changed between two recordings: every difference is explained, to the last nanosecond."""
+"""Differences between two recordings: every nanosecond is explained."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Why nothing ran, launches and queues, against the same rules applied one event after the other."""
+"""Idle causes, launches and queues, compared with the same rules applied event by event."""
 
 from __future__ import annotations
 

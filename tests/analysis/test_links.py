@@ -1,4 +1,4 @@
-"""How far a simulated step uses its network: closed forms by hand, loops, ranks that are shown by another."""
+"""Network use of a simulated step: closed forms by hand, loops, ranks of a class."""
 
 from __future__ import annotations
 

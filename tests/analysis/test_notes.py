@@ -1,4 +1,4 @@
-"""What a recording lacks is said, with how to record it."""
+"""Notes on data that a recording lacks, with the option that records it."""
 
 from __future__ import annotations
 

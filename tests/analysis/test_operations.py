@@ -1,4 +1,4 @@
-"""Kernels, operations and classes: sums over the file, counted one event after the other."""
+"""Kernels, operations and classes: sums over the file, computed event by event."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kernels of a graph that a compiled region replays: each is of the class that its own name states."""
+"""Kernels of a CUDA graph in a compiled region: each has the class of its own name."""
 
 from __future__ import annotations
 

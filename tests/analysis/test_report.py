@@ -1,4 +1,4 @@
-"""The folder of a report: the same figures in the page, in CSV files and in the document, and no more."""
+"""Report folder: equal figures in the page, the CSV files and the document."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the time of a simulated step goes: every table against the timeline it is of."""
+"""Time tables of a simulated step, compared with its timeline."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tree of calls: every launch stands under the calls that were running on its thread."""
+"""Call tree: every launch is below the calls that were running on its thread."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Arguments that a function does not allow are refused as the command line refuses its options."""
+"""Functions reject the same arguments as the command line rejects options."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ FUNCTIONS: Mapping[str, Callable[..., object]] = {
 
 
 class Strange:
-    """A value that no hint names."""
+    """A value of a type that no hint names."""
 
 
 def keywords() -> Iterator[tuple[str, str]]:

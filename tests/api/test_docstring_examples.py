@@ -1,4 +1,4 @@
-"""Examples in the docstrings of public functions: each function has one, and they print what they show."""
+"""Examples in the docstrings of public functions: each function has one, and its output is exact."""
 
 from __future__ import annotations
 

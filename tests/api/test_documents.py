@@ -1,4 +1,4 @@
-"""The documents scripts rely on fit their schemas, also where everything is unknown."""
+"""Documents for scripts match their schemas, also with unknown figures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A converted profile has an account: what the file that was written holds of its events."""
+"""Account of a converted profile: the events that the written file contains."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each axis of a grid gives what the program or the system written that way gives."""
+"""Each axis of a grid equals a run of the program or system with that value."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One function per command: paths or values in, and out what the command's ``--json`` says."""
+"""Functions of the commands: paths or values as input, and the content of ``--json`` as result."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Search for layouts: the best is the best, its figures are those of a generated step, and bounds hold."""
+"""Layout search: the best layout is correct, its figures equal a generated step, and bounds hold."""
 
 from __future__ import annotations
 

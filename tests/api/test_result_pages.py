@@ -1,4 +1,4 @@
-"""Pages of results: their charts are those of Python, with names and links, in a browser of any width."""
+"""Pages of results: charts as in Python, with names and links, at any browser width."""
 
 from __future__ import annotations
 

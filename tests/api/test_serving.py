@@ -1,4 +1,4 @@
-"""Servers: what requests see, and how they are named."""
+"""Simulated servers: request latencies, and names of devices and models."""
 
 from __future__ import annotations
 

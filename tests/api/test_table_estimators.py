@@ -1,4 +1,4 @@
-"""Which estimators a table of operations may be given to."""
+"""Estimators that accept a table of operations."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hespas.hardware import Device
 
 @dataclass(frozen=True, slots=True)
 class ProgramsOnly:
-    """An estimator that sees whole programs."""
+    """An estimator that accepts only whole programs."""
 
     name: str = "programs-only"
 

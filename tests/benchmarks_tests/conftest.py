@@ -1,4 +1,4 @@
-"""The capture of ground truth is JAX throughout: without JAX its tests cannot even be imported."""
+"""Skip of the tests of the ground truth capture, which cannot be imported without JAX."""
 
 from __future__ import annotations
 

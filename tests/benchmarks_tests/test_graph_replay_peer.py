@@ -1,4 +1,4 @@
-"""Real replays of captured graphs beside a peer's tables: what is linked, costed, kept, and equal."""
+"""Recorded replays of CUDA graphs, compared with the tables of TraceLens: links, costs and device time."""
 
 from __future__ import annotations
 

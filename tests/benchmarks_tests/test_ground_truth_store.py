@@ -1,4 +1,4 @@
-"""What becomes of bad cases, ended processes, full folders and folders of others."""
+"""Failed cases, ended processes, full folders and folders of other sweeps."""
 
 from __future__ import annotations
 

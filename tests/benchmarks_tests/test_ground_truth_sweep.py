@@ -1,4 +1,4 @@
-"""A small sweep on this CPU: what comes out is read by the package's own commands."""
+"""A small sweep on this CPU, whose output the commands of the package read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Factors of interference: their mean over devices, and the shipped ones against the traces."""
+"""Interference factors: their mean over devices, and the shipped factors against the traces."""
 
 from __future__ import annotations
 

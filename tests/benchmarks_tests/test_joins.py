@@ -1,4 +1,4 @@
-"""Programs that JAX runs and profiles here and now: every text finds its own time, and no other's."""
+"""Programs that JAX profiles during the test: joins match the text of the program and no other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``python -m benchmarks`` runs what is named, nothing on a wrong name."""
+"""``python -m benchmarks`` runs the named benchmarks, and none if a name is wrong."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a benchmark says of a process is that process's own."""
+"""Measured CPU time and memory belong to the measured process alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""FLOPs of published runs: what is compared, and what is said where the tables are not here."""
+"""FLOPs of published runs: compared rows, and the message without tables."""
 
 from __future__ import annotations
 

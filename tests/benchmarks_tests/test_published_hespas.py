@@ -1,4 +1,4 @@
-"""Published steps: which rows there are, which of them calibrate, and what counts."""
+"""Published steps: rows, calibration rows, and the rows that count for the bound."""
 
 from __future__ import annotations
 

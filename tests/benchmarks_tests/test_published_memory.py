@@ -1,4 +1,4 @@
-"""Published peaks of memory: what is predicted, and what is said where the tables are not here."""
+"""Published peak memory: predictions, and the message without tables."""
 
 from __future__ import annotations
 

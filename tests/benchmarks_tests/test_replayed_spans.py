@@ -1,4 +1,4 @@
-"""The judge of graphs of profiles alone, on the fixtures."""
+"""Simulated spans of the fixture profiles, and the comparison with measured spans."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""All-reduces that a loop accumulates stand behind it, where that can be proven."""
+"""All-reduces accumulated in a loop move behind the loop if this is provably equal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Functions by name: of which file they are, whatever was loaded before."""
+"""Functions by name: their file, independent of previously loaded modules."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``hespas-validate accuracy --table``: text, documents, exit codes, on tables whose errors are known."""
+"""``hespas-validate accuracy --table``: text, documents and exit codes on tables with known errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``hespas analyze``: what it prints, the document it writes, and how it refuses."""
+"""``hespas analyze``: printed text, document and error messages."""
 
 from __future__ import annotations
 

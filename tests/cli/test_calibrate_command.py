@@ -1,4 +1,4 @@
-"""``hespas-validate calibrate``: the file it writes, its documents, exit codes, what it leaves behind."""
+"""``hespas-validate calibrate``: written file, documents, exit codes and leftover files."""
 
 from __future__ import annotations
 

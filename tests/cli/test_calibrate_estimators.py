@@ -1,4 +1,4 @@
-"""``hespas-validate calibrate --estimator systolic|learned``: what it writes, shows and refuses."""
+"""``hespas-validate calibrate --estimator systolic|learned``: files, printed text and errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``hespas-validate calibrate`` where its memory's place is taken, or its work comes to nothing."""
+"""``hespas-validate calibrate`` with an occupied cache path, or without any result."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``hespas-validate calibrate --suggest``: the table to fill in, what is said of it, and the way back."""
+"""``hespas-validate calibrate --suggest``: the table to fill in, its description, and reading it back."""
 
 from __future__ import annotations
 

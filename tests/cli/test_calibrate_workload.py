@@ -1,4 +1,4 @@
-"""``hespas-validate calibrate --workload``: a trace that knows names only, fitted by the program that ran."""
+"""``hespas-validate calibrate --workload``: fits to a trace that has only names, with the program that ran."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``hespas-validate capture``: what it prints, writes and exits with."""
+"""``hespas-validate capture``: printed text, files and exit codes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``hespas estimate --estimator composite``: who said what, on the screen and in the document."""
+"""``hespas estimate --estimator composite``: the source of each estimate in text and document."""
 
 from __future__ import annotations
 

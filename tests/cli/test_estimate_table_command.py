@@ -1,4 +1,4 @@
-"""``hespas estimate --table``: what it prints, writes and refuses."""
+"""``hespas estimate --table``: printed text, files and errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``hespas estimators`` and what estimators that need more say at the command line."""
+"""``hespas estimators``, and messages of estimators that need more options."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``hespas generate llm``: files, accounts, rows of tables, models of one's own, and what is refused."""
+"""``hespas generate llm``: files, accounts, rows of tables, user models, and errors."""
 
 from __future__ import annotations
 

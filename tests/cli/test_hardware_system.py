@@ -1,4 +1,4 @@
-"""``hespas hardware system``: a system as a file, as ASTRA-sim's configuration, as JSON; and its Python."""
+"""``hespas hardware system``: output as file, ASTRA-sim configuration and JSON; and its Python function."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Figures that are not of all operations, or not of one origin, say so on the screen too."""
+"""Figures of a part of the operations, or of several sources, are labelled in the text output."""
 
 from __future__ import annotations
 

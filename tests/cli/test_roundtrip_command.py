@@ -1,4 +1,4 @@
-"""``hespas-validate roundtrip``: what it prints, writes and exits with."""
+"""``hespas-validate roundtrip``: printed text, files and exit codes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``hespas sample``: what it lists, writes and refuses, and the files in the package."""
+"""``hespas sample``: lists, written files and errors, and the files in the package."""
 
 from __future__ import annotations
 

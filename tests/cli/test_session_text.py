@@ -1,4 +1,4 @@
-"""What reaches the terminal: nothing that steers it, nothing without end."""
+"""Terminal output: no control sequences, and bounded length."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``hespas simulate --mode astra``: files of ASTRA-sim in, its nanoseconds out, and clear errors."""
+"""``hespas simulate --mode astra``: ASTRA-sim's files as input, its exact times, and clear errors."""
 
 from __future__ import annotations
 

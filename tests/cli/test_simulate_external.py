@@ -1,4 +1,4 @@
-"""``hespas simulate --simulator astra-sim``: another program's answer beside ours.
+"""``hespas simulate --simulator astra-sim``: results of another simulator next to those of Hespas.
 
 The program here is a script that prints what ASTRA-sim 518bd51 prints; runs of the real one are recorded in
 ``tests/simulator/astra/test_oracle.py``.

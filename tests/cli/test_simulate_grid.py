@@ -1,4 +1,4 @@
-"""``hespas simulate --grid`` and ``--compare``: rows, faults, what is kept, and what differs."""
+"""``hespas simulate --grid`` and ``--compare``: rows, faults, saved rows and differences."""
 
 from __future__ import annotations
 

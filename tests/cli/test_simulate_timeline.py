@@ -1,4 +1,4 @@
-"""``hespas simulate --timeline``: the file opens, holds the exact times, and appears whole or not at all."""
+"""``hespas simulate --timeline``: the file opens, has exact times, and is written atomically."""
 
 from __future__ import annotations
 

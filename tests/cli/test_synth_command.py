@@ -1,4 +1,4 @@
-"""``hespas generate synth``: written jobs, their card, and what is refused."""
+"""``hespas generate synth``: written jobs, their card, and errors."""
 
 from __future__ import annotations
 

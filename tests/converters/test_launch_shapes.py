@@ -1,4 +1,4 @@
-"""How many blocks of how many threads: what the file says, counted in blocks whoever wrote it."""
+"""Numbers of blocks and threads of launches: as in the file, counted in blocks for every profiler."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When the call that enqueued each device event began and returned: equal to what the file says of it."""
+"""Start and end of the call that enqueued each device event, equal to the file."""
 
 from __future__ import annotations
 

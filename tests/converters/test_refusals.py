@@ -1,4 +1,4 @@
-"""Damaged recordings: whatever is refused names the file, a place in it and a remedy."""
+"""Errors for damaged recordings name the file, a position in it and a fix."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Telling formats apart, and formats of other packages."""
+"""Detection of formats, and formats of other packages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is no file is refused before it is opened: pipes and devices may never end."""
+"""Inputs that are not regular files are rejected before opening, because pipes and devices may never end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What collectives send, by kind."""
+"""Bytes that collectives send, by kind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The cost table has a row for every operation, and each row says what the specification says."""
+"""The cost table has a row for every operation, equal to the specification."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Known custom calls cost what they do; others are unknown, never zero."""
+"""Known custom calls have their costs; others are unknown, never zero."""
 
 from __future__ import annotations
 

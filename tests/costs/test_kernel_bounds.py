@@ -1,4 +1,4 @@
-"""Bounds on work by name and launch: by hand, and held against what is known of fixtures and real traces."""
+"""Bounds on work by name and launch: by hand, and compared with known work of fixtures and real traces."""
 
 from __future__ import annotations
 

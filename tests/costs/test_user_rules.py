@@ -1,4 +1,4 @@
-"""Rules that users add: files of formulas, and plug-ins; what is wrong in them is told with its place."""
+"""Rules of users: files of formulas, and plug-ins; errors give the position."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Products on systolic arrays: padding to tiles and arrays, and that nothing larger gets faster."""
+"""Products on systolic arrays: padding to tiles and arrays, and monotone times."""
 
 from __future__ import annotations
 

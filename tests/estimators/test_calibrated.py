@@ -1,4 +1,4 @@
-"""The calibrated estimator: which fit speaks, what is refused, intervals, quantised operands, graphs."""
+"""Calibrated estimator: choice of the fit, errors, intervals, quantised operands, graphs."""
 
 from __future__ import annotations
 

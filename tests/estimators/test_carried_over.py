@@ -1,4 +1,4 @@
-"""TPUs that nobody measured: shares of the measured one on their own data sheets, with wide intervals."""
+"""TPUs without measurements: shares of the measured TPU applied to their data sheets, with wide intervals."""
 
 from __future__ import annotations
 

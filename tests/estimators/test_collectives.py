@@ -1,4 +1,4 @@
-"""Collectives by fitted lines and, where none reach, by NCCL's own model."""
+"""Collectives by fitted lines, and beyond them by NCCL's own model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The compiler's own cycles as times: what counts, what does not, and no faster than the device."""
+"""Compiler cycles as times: counted parts, excluded parts, and the bound of the device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The composite: the first that covers an operation speaks, and says that it did."""
+"""Composite: the first estimator that covers an operation answers, and is reported."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ ASKED: list[tuple[str, int]] = []
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stub:
-    """Covers one kind with one time."""
+    """An estimator that covers one kind with a constant time."""
 
     title: str = "stub"
     kind: str = "vector"

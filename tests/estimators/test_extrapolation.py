@@ -1,4 +1,4 @@
-"""Estimates that rest on no measurement of the device, the sizes or the kernels are warned of."""
+"""Warnings for estimates without measurements of the device, the sizes or the kernels."""
 
 from __future__ import annotations
 

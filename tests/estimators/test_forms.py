@@ -1,4 +1,4 @@
-"""The forms of time: hand-computed cases, what must grow with what, and that chunks do not show."""
+"""Forms of time: hand-computed cases, monotone parameters, and independence of chunks."""
 
 from __future__ import annotations
 

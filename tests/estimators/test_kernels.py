@@ -1,4 +1,4 @@
-"""Kernels that frameworks run one by one: how strides, odd rows and few rows show in their time."""
+"""Kernels that frameworks run one by one: effects of strides, odd rows and few rows on time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Products of programs beside those of benchmarks."""
+"""Products in programs compared with products in benchmarks."""
 
 from __future__ import annotations
 

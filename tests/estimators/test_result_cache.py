@@ -1,4 +1,4 @@
-"""Kept results: whole or absent, and only one who works at a time."""
+"""Saved results: complete or absent, with a single writer."""
 
 from __future__ import annotations
 

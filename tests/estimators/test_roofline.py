@@ -423,7 +423,7 @@ def test_a_broken_plug_in_is_listed_and_fails_alone(attribute: str, monkeypatch:
 
 
 class Nameless:
-    """It has no name."""
+    """An estimator without a name."""
 
     estimate = Roofline.estimate
 
@@ -461,7 +461,7 @@ def test_a_broken_row_of_ours_is_our_bug(target: str, why: str, monkeypatch: pyt
 
 @dataclass(frozen=True)
 class Elsewhere:
-    """A plug-in whose times are what its option says."""
+    """A plug-in whose times are the value of its option."""
 
     time_ns: float = 1.0
 

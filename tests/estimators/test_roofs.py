@@ -1,4 +1,4 @@
-"""No estimator beats what a device can do, and what one says does not jump where a size doubles."""
+"""No estimator is faster than its device, and estimates do not jump when a size doubles."""
 
 from __future__ import annotations
 

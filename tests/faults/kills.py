@@ -1,4 +1,4 @@
-"""Kill a writer at random moments and look at what is there: ``python -m tests.faults.kills``.
+"""Program that kills a writer at random moments and checks the files: ``python -m tests.faults.kills``.
 
 Each time a child process writes a set of rank files, over an earlier set or into nothing, and is killed with
 SIGKILL somewhere on the way. The destination must then be absent, the earlier set, or the new one, whole; and
@@ -32,7 +32,7 @@ PROGRAM = ROOT / "fixtures" / "binary" / "llama_fsdp_tp_local_N8.mlirbc"
 
 @dataclass(slots=True)
 class Outcome:
-    """How often the destination was found how; ``broken`` lists what should not be."""
+    """Counts of the states of the destination; ``broken`` lists the invalid ones."""
 
     absent: int = 0
     old: int = 0

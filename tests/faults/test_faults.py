@@ -1,4 +1,4 @@
-"""Whatever goes wrong in writing, the destination is absent, old or whole, and nothing else is left."""
+"""After any fault in writing, the destination is absent, old or complete, and no other files remain."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cells that no spreadsheet calculates, and that give back what they were made of."""
+"""Spreadsheet cells: no formulas, and values that read back unchanged."""
 
 from __future__ import annotations
 

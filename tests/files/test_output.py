@@ -1,4 +1,4 @@
-"""Atomic output: old, absent, or whole; never half, and nothing else is touched."""
+"""Atomic output: old, absent or complete, never partial; other files are unchanged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Databases of others: only what is stored is read, and no file costs more than its size."""
+"""Databases of other programs: only stored values are read, and no file costs more than its size."""
 
 from __future__ import annotations
 

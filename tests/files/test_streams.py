@@ -1,4 +1,4 @@
-"""Input bytes: gzip told by magic, bounded, truncation found."""
+"""Input bytes: gzip detected by its magic, bounded sizes, truncation reported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models of related devices adapted to few rows of a new one, and who answers afterwards."""
+"""Models of related devices adapted to few rows of a new device, and their priority afterwards."""
 
 from __future__ import annotations
 

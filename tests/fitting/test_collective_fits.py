@@ -1,4 +1,4 @@
-"""Fits of collectives: known lines found again, test rows never seen, errors on real sizes left out."""
+"""Fits of collectives: known lines are recovered, test rows are never used, errors on held-out real sizes."""
 
 from __future__ import annotations
 

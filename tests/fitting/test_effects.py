@@ -1,4 +1,4 @@
-"""Calibration by effects: what it finds, what it leaves alone, and that nothing speaks for itself."""
+"""Calibration by effects: recovered effects, unchanged rows, and no row that predicts itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Figures by hand, intervals that hold what they promise, and what no data can break."""
+"""Error figures by hand, coverage of intervals, and robustness to any data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fits: known parameters are found again, rows kept for testing never enter, intervals hold what they say."""
+"""Fits: known parameters are recovered, test rows are never used, intervals have their coverage."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Folds, predictions in turn, and choices that are never worse than before, intervals."""
+"""Folds, held-out predictions, choices that are never worse than before, intervals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Intervals by recordings that were left out: whose rows count, and how much."""
+"""Intervals from held-out recordings: used rows and their weights."""
 
 from __future__ import annotations
 

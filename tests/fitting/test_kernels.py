@@ -1,4 +1,4 @@
-"""What kernels of several devices have in common, and how few rows are drawn to it."""
+"""Common kernel parameters of several devices, and shrinkage of few rows to them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fits of recorded programs: found again, drawn towards more rows where there are few, tested on the rest."""
+"""Fits of recorded programs: recovered parameters, shrinkage of few rows, tests on other rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fitting of lines: parameters come back, rows for testing never enter, what ships is what a fit gives."""
+"""Fits of lines: parameters are recovered, test rows are never used, shipped files equal a fit."""
 
 from __future__ import annotations
 

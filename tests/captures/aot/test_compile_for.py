@@ -1,4 +1,4 @@
-"""The process of the compiler, with stand-ins for it; with the extras installed, the compilers themselves."""
+"""Compiler process: tests with fake compilers, and with the real ones if the extras are installed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""In a process of its own, with eight devices of the host: captured programs beside what JAX makes of them.
+"""Comparison of captured programs with the results of JAX, in a separate process with eight host devices.
 
     python -m tests.captures.jax.beside_jax PROGRAM DATA MODEL
 

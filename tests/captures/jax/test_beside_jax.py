@@ -1,4 +1,4 @@
-"""Captured programs are those of XLA, instruction by instruction, and compute what jit computes."""
+"""Captured programs equal the programs of XLA in each instruction, and compute the same as jit."""
 
 from __future__ import annotations
 

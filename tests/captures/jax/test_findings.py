@@ -1,4 +1,4 @@
-"""Findings about captured programs of JAX: those that are wanted, and no false ones."""
+"""Findings about captured JAX programs: expected ones are reported, and no false ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models of Equinox and Flax in files, as users write them; `make test-capture` installs what they need."""
+"""Equinox and Flax models in user files; `make test-capture` installs their packages."""
 
 from __future__ import annotations
 

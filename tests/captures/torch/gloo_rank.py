@@ -1,4 +1,4 @@
-"""One rank of a real job on Gloo, recorded: what a capture without the other ranks is compared with.
+"""One rank of a real Gloo job, recorded as the reference of captures without other ranks.
 
 python -m tests.captures.torch.gloo_rank PROGRAM MESH RANK PORT OUT
 """

@@ -1,4 +1,4 @@
-"""Recorded calls become nodes: what depends on what, on which stream, with which cost."""
+"""Recorded calls as nodes: dependencies, streams and costs."""
 
 from __future__ import annotations
 

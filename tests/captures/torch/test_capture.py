@@ -1,4 +1,4 @@
-"""PyTorch programs captured: rank classes, phases, memory, and what is left of it in the process."""
+"""Captures of PyTorch programs: rank classes, phases, memory, and leftovers in the process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which ranks are recorded, and which are taken to be like them."""
+"""Recorded ranks, and ranks that are assumed to be equal to them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def program(kind: object) -> OpGraph:
 
 
 class Ranks:
-    """Programs of ranks by a rule; ``asked`` are those that were looked at."""
+    """Programs of ranks by a rule; ``asked`` lists the ranks that were recorded."""
 
     def __init__(self, sizes: tuple[int, ...], kinds: list[object]) -> None:
         self.sizes, self.kinds = sizes, kinds
@@ -67,7 +67,7 @@ def test_too_many_kinds_of_ranks_are_refused() -> None:
 
 
 class Pipeline:
-    """Ranks that need what the one before told, then what the one behind told."""
+    """Ranks that need the results of the previous rank, then of the next rank."""
 
     def __init__(self, size: int) -> None:
         self.size = size

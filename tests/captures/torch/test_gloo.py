@@ -1,4 +1,4 @@
-"""What is recorded on one process alone is what the ranks of a real job on Gloo dispatch."""
+"""A capture in one process equals the calls that the ranks of a real Gloo job dispatch."""
 
 from __future__ import annotations
 

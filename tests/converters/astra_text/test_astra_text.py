@@ -1,4 +1,4 @@
-"""Text workloads of ASTRA-sim 1.0: each policy against the loop of the simulator, told by hand."""
+"""Text workloads of ASTRA-sim 1.0: each policy compared with the loop of the simulator by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The protobuf library as a reference, and our codec over byte strings."""
+"""The protobuf library as a reference, and the codec of Hespas on byte strings."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def reference() -> Reference:
 
 @dataclass(frozen=True, slots=True)
 class Codec:
-    """Our codec over byte strings."""
+    """The codec of Hespas on byte strings."""
 
     path: Path
 

@@ -1,4 +1,4 @@
-"""Bad input that other tools take for good (exit status 0, nodes lost): what the command makes of it."""
+"""Bad input that other tools accept (exit status 0, nodes lost): results of the command."""
 
 from __future__ import annotations
 

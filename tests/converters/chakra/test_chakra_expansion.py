@@ -1,4 +1,4 @@
-"""What a rank really runs: ranks without work, transfers to the host, and the time of permutes."""
+"""Operations that a rank executes: ranks without work, transfers to the host, and times of permutes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What chakra_jsonizer prints, against the protobuf library, which prints it."""
+"""Output of chakra_jsonizer, compared with the protobuf library that prints it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""JSON traces that say a thing twice, or hold none: refused by name, and taken for what they are."""
+"""JSON traces with duplicate or no keys: rejected by name, and recognised as their format."""
 
 from __future__ import annotations
 

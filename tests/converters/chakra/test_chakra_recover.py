@@ -1,4 +1,4 @@
-"""Traces that were cut off: an error, or on request what is whole of them."""
+"""Truncated traces: an error, or the complete part on request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The schema file for readers and the tables for the codec say the same."""
+"""The schema file for readers and the tables of the codec are equal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Times of a trace that says two things, or more than a float holds: nothing overrules silently."""
+"""Traces with contradictory or overflowing times: none is replaced silently."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a trace does not take from a graph, and a graph not from a trace, is told."""
+"""Conversions report what a trace does not store of a graph, and a graph not of a trace."""
 
 from __future__ import annotations
 

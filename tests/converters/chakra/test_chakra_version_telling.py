@@ -1,4 +1,4 @@
-"""No version is read as another: what the structure does not tell, a name does, or nothing."""
+"""Detection of schema versions by structure or name; no version is read as another."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rank files written by the workers of a cluster: the same, also where a worker is killed meanwhile."""
+"""Rank files written by the workers of a cluster: equal files, also if a worker is killed."""
 
 from __future__ import annotations
 

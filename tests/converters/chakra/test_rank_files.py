@@ -1,4 +1,4 @@
-"""Files of many ranks: the same bytes whoever writes them, in whatever parts, however often interrupted."""
+"""Files of many ranks: equal bytes for any writer, partition and interruption."""
 
 from __future__ import annotations
 

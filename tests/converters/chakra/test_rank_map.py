@@ -1,4 +1,4 @@
-"""One trace per class, and the map that says for whom each stands: the whole job again."""
+"""One trace per class and the rank map: they restore the whole job."""
 
 from __future__ import annotations
 

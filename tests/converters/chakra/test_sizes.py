@@ -1,4 +1,4 @@
-"""Bytes of traces that are counted are those of traces that are written."""
+"""Predicted sizes of traces equal the written sizes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files that are equal up to groups and peers are decoded once, and read as if each had been."""
+"""Files that are equal except for groups and peers are decoded once, with unchanged results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Chrome traces: what is written opens and reads back exactly; whatever others wrote is read whole."""
+"""Chrome traces: written files open and read back exactly; files of other tools are read completely."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Drawings: golden DOT, GraphML that a parser reads, hostile names as text, limits said."""
+"""Drawings: golden DOT, GraphML that a parser reads, hostile names as text, reported limits."""
 
 from __future__ import annotations
 

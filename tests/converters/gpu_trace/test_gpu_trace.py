@@ -1,4 +1,4 @@
-"""GpuRanges: what they say, how they nest, which one was running."""
+"""GpuRanges: their content, nesting, and the range at a given time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What fusions, calls and single operations cost."""
+"""Costs of fusions, calls and single operations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fusions and calls opened: what each timed instruction carries out, and where its values come from."""
+"""Operations in fusions and calls: the work of each timed instruction, and the origin of its values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""HLO text: every spelling the printer has had, and what is said of text that is not HLO."""
+"""HLO text: every spelling of the printer, and messages for text that is not HLO."""
 
 from __future__ import annotations
 

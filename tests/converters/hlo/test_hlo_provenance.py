@@ -1,4 +1,4 @@
-"""Which operations of the source program the instructions of a compiled module carry out."""
+"""Operations of the source program for the instructions of a compiled module."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What compilers for TPUs write: collectives in fusions, batches as windows, memory on the chip, order."""
+"""Output of TPU compilers: collectives in fusions, batches as windows, on-chip memory, order."""
 
 from __future__ import annotations
 

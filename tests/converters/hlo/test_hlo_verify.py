@@ -1,4 +1,4 @@
-"""Shapes that do not fit are refused, whatever extent is wrong; what XLA accepts is not."""
+"""Shapes that do not fit are rejected for every wrong extent; shapes that XLA accepts are not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Products of 16-bit values that XLA widens for CPUs are told from those of a program that wants f32."""
+"""Products of 16-bit values that XLA widens for CPUs are distinguished from f32 products of the program."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ids in a serialised module: XLA reserves memory up to the largest, so it is looked at before."""
+"""Ids in a serialised module are checked first, because XLA allocates memory up to the largest id."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A profile made by hand as a graph of its device work: every event in one node, nothing costed twice."""
+"""Graph of the device work of a small profile: every event in one node, no cost counted twice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs of a host: each cost stands once, on the operation that answers for it, whatever calls what."""
+"""Recordings of a host: each cost counts once, on the operation that has it, at any call depth."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was measured, simulated again: every start comes back, whatever overlapped whatever."""
+"""Simulation of measured workloads reproduces every start, with any overlap."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Real traces: every nanosecond in a node, what is linked is costed, and nothing is faster than physics."""
+"""Real traces: every nanosecond in a node, linked events have costs, and none is faster than its device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long steps took: per step where they are annotated, as a whole elsewhere, kept as a document."""
+"""Durations of recorded steps: per annotated step, else as a whole, and saved as a document."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Costs that a compiler states of its kernels, and guesses where it states none."""
+"""Costs of kernels that a compiler states, and estimates for the others."""
 
 from __future__ import annotations
 

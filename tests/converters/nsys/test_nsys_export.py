@@ -1,4 +1,4 @@
-"""Exports of Nsight Systems: every row is found as the generator means it, whatever tables are missing."""
+"""Exports of Nsight Systems: every row is read as generated, also with missing tables."""
 
 from __future__ import annotations
 

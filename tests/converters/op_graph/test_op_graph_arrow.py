@@ -1,4 +1,4 @@
-"""Arrow op graphs: nothing is lost or copied, and no file can make the reader crash."""
+"""Arrow op graphs: nothing is lost or copied, and no file crashes the reader."""
 
 from __future__ import annotations
 

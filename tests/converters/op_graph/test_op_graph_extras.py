@@ -1,4 +1,4 @@
-"""Verbatim attributes in JSON op graphs: text for people where it is text, base64 for all else."""
+"""Verbatim attributes in JSON op graphs: text as text, other bytes as base64."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""JSON op graphs: nothing is lost, minimal documents are pleasant, faults are named with their place."""
+"""JSON op graphs: nothing is lost, minimal documents suffice, errors give the position."""
 
 from __future__ import annotations
 

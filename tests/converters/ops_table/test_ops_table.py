@@ -1,4 +1,4 @@
-"""Tables of measured operations: every declared column reads back exactly, nothing else is taken silently."""
+"""Tables of measured operations: declared columns read back exactly, other columns are not accepted silently."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Times that a Perfetto trace cannot hold are refused, and those it tells are those it shows."""
+"""Times that a Perfetto trace cannot store are rejected; all others are stored exactly."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Replays of captured graphs: which operation each kernel was captured in, and what is said of the rest."""
+"""Replays of captured graphs: the captured operation of each kernel, and reports of the others."""
 
 from __future__ import annotations
 

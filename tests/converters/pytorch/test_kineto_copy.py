@@ -1,4 +1,4 @@
-"""A damaged trace is copied clean: what is whole is kept as it was written, and any JSON reader takes it."""
+"""Clean copies of damaged traces: complete events are unchanged, and any JSON reader accepts the file."""
 
 from __future__ import annotations
 

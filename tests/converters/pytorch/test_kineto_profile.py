@@ -1,4 +1,4 @@
-"""Traces of PyTorch's profiler: nothing that took device time is lost, and each event finds its operation."""
+"""Traces of PyTorch's profiler: no device time is lost, and each event has its operation."""
 
 from __future__ import annotations
 

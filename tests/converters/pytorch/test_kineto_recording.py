@@ -1,4 +1,4 @@
-"""A recording as PyTorch writes it, made by a script that knows what is in it: read, converted, compared."""
+"""A recording of PyTorch by a script with known content: read, converted and compared."""
 
 from __future__ import annotations
 

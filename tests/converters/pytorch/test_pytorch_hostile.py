@@ -1,4 +1,4 @@
-"""Cut, damaged and nonsensical traces: an error of ours or a graph, never anything else, and quickly."""
+"""Truncated, damaged and nonsensical traces: an error of Hespas or a graph, in little time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small pairs of profile and execution trace, whose graphs are known node by node."""
+"""Small pairs of profile and execution trace with known graphs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The trace of one rank of several: what is made of it says what it is, or stands for all on request."""
+"""The trace of one of several ranks: results are labelled, or represent all ranks on request."""
 
 from __future__ import annotations
 

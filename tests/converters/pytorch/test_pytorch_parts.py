@@ -1,4 +1,4 @@
-"""The pieces that linking is made of, against slow and obvious versions of themselves."""
+"""Parts of linking, compared with simple brute-force versions."""
 
 from __future__ import annotations
 

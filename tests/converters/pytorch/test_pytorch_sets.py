@@ -1,4 +1,4 @@
-"""Real sets of several ranks: every communication is there, time is kept, and simulators take the result."""
+"""Real sets of several ranks: all communication is present, time is preserved, simulators accept the result."""
 
 from __future__ import annotations
 

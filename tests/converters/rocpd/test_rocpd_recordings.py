@@ -1,4 +1,4 @@
-"""Recordings of rocprofv3: database and JSON say the same, and nothing that ran is lost."""
+"""Recordings of rocprofv3: database and JSON have equal content, and no event is lost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Writing StableHLO inside tests, and what XLA's own cost analysis says of it."""
+"""Writers of StableHLO for tests, and the results of XLA's cost analysis."""
 
 from __future__ import annotations
 

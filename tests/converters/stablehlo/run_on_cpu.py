@@ -1,4 +1,4 @@
-"""Runs StableHLO on XLA:CPU, in a process of its own: the number of devices is fixed when jax is imported.
+"""Program that runs StableHLO on XLA:CPU in a new process, because jax fixes the number of devices on import.
 
 ``python run_on_cpu.py DEVICES < jobs.json``: a JSON list of files; the answer is a JSON list with, for each,
 a digest of every output of every device, or why it does not run, and what XLA counts and keeps.

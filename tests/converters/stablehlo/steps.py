@@ -1,4 +1,4 @@
-"""Small graphs written down step by step."""
+"""Builder of small graphs, step by step."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ RANKS = 4
 
 
 class Steps:
-    """A graph written down: each call adds an operation and returns its number."""
+    """Builder of a graph: each call adds an operation and returns its number."""
 
     def __init__(self) -> None:
         self.builder = GraphBuilder("steps")

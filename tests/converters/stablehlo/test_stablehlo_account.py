@@ -1,4 +1,4 @@
-"""The account of a conversion to StableHLO is about the file, not about what was read."""
+"""The account of a conversion to StableHLO describes the written file."""
 
 from __future__ import annotations
 

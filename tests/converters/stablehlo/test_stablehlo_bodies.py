@@ -1,4 +1,4 @@
-"""What computations within operations cost: functions they call, loops and branches in them."""
+"""Costs of computations within operations: called functions, loops and branches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Symbolic dimensions: bound by name or by place, and what is said where that does not go."""
+"""Symbolic dimensions: bound by name or position, and errors for unbound ones."""
 
 from __future__ import annotations
 

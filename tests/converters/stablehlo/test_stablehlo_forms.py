@@ -1,4 +1,4 @@
-"""Every form a program is stored in, and everything that is not one."""
+"""Every stored form of a program, and files that are not programs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Strings of programs that are no UTF-8: jaxlib's bindings stop at some of them, or end the process."""
+"""Strings of programs that are not UTF-8, which raise errors in jaxlib's bindings or end the process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""FQ-Conv programs and hybrid products: what types do not show travels through every format."""
+"""FQ-Conv programs and hybrid products: facts outside of types are preserved by every format."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A program that is refused does not stay in memory: services read many."""
+"""Rejected programs do not stay in memory, because services read many programs."""
 
 from __future__ import annotations
 

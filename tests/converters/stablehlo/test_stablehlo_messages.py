@@ -1,4 +1,4 @@
-"""What is said of faulty programs: where, cut to a readable length, with nothing that steers a terminal."""
+"""Messages about faulty programs: position, limited length, no control sequences."""
 
 from __future__ import annotations
 

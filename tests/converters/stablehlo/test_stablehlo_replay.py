@@ -1,4 +1,4 @@
-"""Replays of whole programs: what they keep, in which order, and how much work XLA sees in them."""
+"""Replays of whole programs: preserved operations, their order, and the work that XLA counts."""
 
 from __future__ import annotations
 

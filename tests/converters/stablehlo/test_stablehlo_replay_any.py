@@ -1,4 +1,4 @@
-"""Any graph has a replay that parses and verifies: random graphs, whatever their names, types and costs."""
+"""Replays of random graphs parse and verify with any names, types and costs."""
 
 from __future__ import annotations
 

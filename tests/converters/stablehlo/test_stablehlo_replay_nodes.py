@@ -1,4 +1,4 @@
-"""Replays of single operations: what stands for collectives, messages and work that no program states."""
+"""Replays of single operations: operations that replace collectives, messages and unknown work."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is written runs: originals and rewritten programs give equal outputs, replays do all their work."""
+"""Written programs run: originals and rewritten programs give equal outputs, replays do all their work."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ REPLAYS_NOT_ON_CPU = {
 
 
 class Answer(msgspec.Struct):
-    """What became of one program."""
+    """Result of one program."""
 
     error: str = ""
     outputs: list[list[str]] = msgspec.field(default_factory=list[list[str]])

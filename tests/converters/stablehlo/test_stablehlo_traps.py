@@ -1,4 +1,4 @@
-"""What other tools get wrong, by the rows of the list of traps: each with the right answer."""
+"""Cases in which other tools are wrong, by the rows of the list of traps, with the right answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Programs are tried in a child first: what its parser may take, and what it may not."""
+"""Programs are parsed in a child process first, with limits for the parser."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Trips of loops read off their counters."""
+"""Trip counts of loops, derived from their counters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A graph that still is the program it was read from is written as that program, to the last attribute."""
+"""An unchanged graph is written as the program from which it was read, with all attributes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What stands on which track, and which arrows are drawn."""
+"""Content of each track, and drawn arrows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Traces of XLA's profiler: no device time is lost or counted twice, and each event finds its operation."""
+"""Traces of XLA's profiler: no device time is lost or counted twice, and each event has its operation."""
 
 from __future__ import annotations
 

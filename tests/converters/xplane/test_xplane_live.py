@@ -1,4 +1,4 @@
-"""A program profiled here and now, and the generator of the written traces."""
+"""A program that is profiled during the test, and the generator of the written traces."""
 
 from __future__ import annotations
 

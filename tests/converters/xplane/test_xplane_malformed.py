@@ -1,4 +1,4 @@
-"""Traces that are cut, damaged or made to do harm: refused with a position, in little time and memory."""
+"""Truncated, damaged and hostile traces: rejected with a position, in little time and memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rules of the reader one by one: what encloses what, which run is which, what things are called."""
+"""Rules of the reader one by one: nesting, runs and names."""
 
 from __future__ import annotations
 

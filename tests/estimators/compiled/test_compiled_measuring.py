@@ -1,4 +1,4 @@
-"""Measurement of units in another process: its answers, its failures, and its saved results."""
+"""Measurement of units in another process: results, failures, and saved results."""
 
 from __future__ import annotations
 
@@ -301,7 +301,7 @@ def test_wrong_options_are_refused(spelling: str) -> None:
 
 
 class Fake:
-    """A toolchain whose programs take as long as they are."""
+    """A toolchain whose programs take as many seconds as they are long."""
 
     def machine(self) -> MeasuringMachine:
         return MeasuringMachine(compiler="fake", platform="cpu", device="fake", flags="")

@@ -1,4 +1,4 @@
-"""XLA for real: a small program compiled and timed on this machine's CPU."""
+"""A small program compiled and timed by XLA on the CPU of this machine."""
 
 from __future__ import annotations
 

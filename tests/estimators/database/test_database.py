@@ -1,4 +1,4 @@
-"""The database: exact lookup, interpolation that recovers known functions, and no word beyond the data."""
+"""Database: exact lookup, interpolation of known functions, and no estimates outside the tables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An installed aiconfigurator: tables read where they lie, in a made-up installation of the same layout."""
+"""Tables of an installed aiconfigurator, in a synthetic installation of the same layout."""
 
 from __future__ import annotations
 

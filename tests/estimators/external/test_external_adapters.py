@@ -1,4 +1,4 @@
-"""Adapters of array simulators, against stubs that check what they are given."""
+"""Adapters of array simulators, tested with stubs that check their input."""
 
 from __future__ import annotations
 

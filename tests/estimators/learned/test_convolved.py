@@ -1,4 +1,4 @@
-"""Convolutions in number formats in which none was measured."""
+"""Convolutions in number formats without measurements."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stored models that were damaged: an error that names the file, never a time and never a crash."""
+"""Damaged model files: an error that names the file, never an estimate or a crash."""
 
 from __future__ import annotations
 

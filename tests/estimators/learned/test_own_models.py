@@ -1,4 +1,4 @@
-"""Learned models that a device's own file names: asked first, by the composite too."""
+"""Learned models that the device file of a user names: they have priority, in the composite too."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The models that come with the package: whole, small, and as good on unseen shapes as their cards say."""
+"""Shipped models: complete, small, and as accurate on new shapes as their cards state."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How far an operation is from what a fit has seen."""
+"""Distance of an operation to the fitted rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The closed form against the simulator itself, where one is installed.
+"""The closed form compared with the simulator, if it is installed.
 
 ``HESPAS_SCALESIM`` names a Python that has ``scalesim`` (3.0.0 runs on NumPy 1.26, not on 2.4).
 """

@@ -1,4 +1,4 @@
-"""The systolic estimator: times on TPUs, what is assumed and said, what is refused."""
+"""Systolic estimator: times on TPUs, reported assumptions, and errors."""
 
 from __future__ import annotations
 
