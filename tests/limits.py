@@ -1,4 +1,4 @@
-"""Limits of the processes that tests start: processor time, which a busy machine does not change."""
+"""Limits of CPU time for the processes that tests start, which are independent of the load of the machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command on malformed input, in this process or its own, and what a proper refusal says and leaves."""
+"""Runs of a command on malformed input, in this or a new process, and checks of its errors and leftovers."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ _RUNNER = CliRunner()
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a run said, and left in the output folder and in that of temporary files."""
+    """Output of a run, and the files that it left in the output folder and among temporary files."""
 
     code: int
     said: str
@@ -108,7 +108,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """hespas-convert in a folder of its own, which holds the inputs, ``out`` and ``scratch``."""
+    """hespas-convert in a new folder with the inputs, ``out`` and ``scratch``."""
 
     folder: Path
 

@@ -1,4 +1,4 @@
-"""What no reader can accept, by format: small programs that are wrong in one way each."""
+"""Inputs that no reader accepts, by format: small programs with one error each."""
 
 from __future__ import annotations
 

@@ -139,7 +139,7 @@ def _csv(cells: Mapping[str, str]) -> str:
 
 @dataclass(slots=True)
 class _Planter:
-    """Makes a folder for each case, with the files that it needs and links that lead out of it."""
+    """Builder of a folder for each case, with its files and links out of the folder."""
 
     top: Path
     cases: list[Case]
@@ -333,7 +333,7 @@ def plant(top: Path) -> list[Case]:
 
 @dataclass(slots=True)
 class _Watch:
-    """The hook: notes what opens a file outside, or starts a program or a connection."""
+    """Audit hook that records opened files outside the folder, started programs, and connections."""
 
     outside: str
     events: list[str]

@@ -1,4 +1,4 @@
-"""Commands in processes of their own, forked from one that has loaded them: a start costs milliseconds.
+"""Commands in processes forked from one that has loaded them, so that a start takes milliseconds.
 
 Each has its own streams, folder, environment and limits, and ends as an interpreter ends. Where the start
 itself is tested (what is on the path, which streams are closed, signals), a test starts Python itself.

@@ -1,4 +1,4 @@
-"""Choice of the tests of a run, by what they protect per second.
+"""Selection of the tests of a run by value per second.
 
 ``pytest`` runs everything, which takes hours. ``pytest --sample SECONDS`` runs the most valuable cases that
 take so many seconds of one core. ``pytest --sample SECONDS --draw MORE --seed TEXT`` runs instead a part of

@@ -1,4 +1,4 @@
-"""Limits of tests do not depend on what else the machine does."""
+"""Limits of tests are independent of other load on the machine."""
 
 from __future__ import annotations
 

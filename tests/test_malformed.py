@@ -1,4 +1,4 @@
-"""Malformed input of any reader: exit 3 with file, position and remedy, and nothing left behind.
+"""Malformed input of any reader: exit code 3 with file, position and fix, and no leftover files.
 
 Everything goes through the command. Bombs, special files and damage at random places, which need a process of
 their own, are in ``test_malformed_process.py``.

@@ -1,4 +1,4 @@
-"""Malformed input that needs a process of its own: bombs, damage inside compiled parsers, what is no file."""
+"""Malformed input that needs a new process: bombs, damage inside compiled parsers, special files."""
 
 from __future__ import annotations
 

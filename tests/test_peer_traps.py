@@ -1,4 +1,4 @@
-"""What other tools get wrong, one test per row of the table of traps, with the right answer.
+"""Cases in which other tools are wrong, one test per row of the table of traps, with the right answer.
 
 Inputs are small programs written here or the repository's own fixtures; where sample workloads lie beside the
 repository, the totals of whole training steps are checked too. Device times are those of an A100 SXM 40 GB by
@@ -550,7 +550,7 @@ def test_trap_13_impossible_groups_are_an_error(groups: str, bench: Bench) -> No
 
 @dataclass(frozen=True)
 class _Silent:
-    """An estimator whose back end answers nothing."""
+    """An estimator whose back end returns nothing."""
 
     name: str = "silent"
 

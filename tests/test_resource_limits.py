@@ -1,4 +1,4 @@
-"""Small inputs that ask for much: each command answers within a gigabyte, 20 times the input and ten seconds.
+"""Small inputs with large demands: each command ends within a gigabyte, 20 times the input and ten seconds.
 
 Every bomb runs through the real command in a child whose address space and processor time are limited, so a
 reader that takes too much fails here however fast the machine is.

@@ -1,4 +1,4 @@
-"""Choice of the tests of a run."""
+"""Selection of the tests of a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Counts of texts and names that slow a reader down: they may fall, and must not rise.
+"""Counts of unclear texts and names, which must not rise.
 
 ``python -m tools.texture --list 20`` prints the places.
 """

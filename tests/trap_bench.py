@@ -1,4 +1,4 @@
-"""A bench for small programs: text in; graphs, times and traces out, through the public functions."""
+"""Test bench for small programs: text as input; graphs, times and traces through the public functions."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def all_reduce(
 
 @dataclass(frozen=True)
 class Bench:
-    """A folder to work in: programs in, graphs, times and traces out."""
+    """A working folder: programs as input; graphs, times and traces as output."""
 
     folder: Path
 

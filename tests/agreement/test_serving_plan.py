@@ -1,4 +1,4 @@
-"""``hespas serve --sla``: rows equal single runs, the best row is correct, and unreachable limits are reported."""
+"""``hespas serve --sla``: rows equal single runs, the best row is right, unreachable limits are reported."""
 
 from __future__ import annotations
 

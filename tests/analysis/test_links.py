@@ -1,4 +1,4 @@
-"""Network use of a simulated step: closed forms by hand, loops, ranks of a class."""
+"""Network use of a simulated step: closed forms by hand, loops, overload, and ranks of a class."""
 
 from __future__ import annotations
 

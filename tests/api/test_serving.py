@@ -1,4 +1,4 @@
-"""Simulated servers: request latencies, and names of devices and models."""
+"""Simulated servers: requests, warnings, engine parameters, host times and separate servers."""
 
 from __future__ import annotations
 

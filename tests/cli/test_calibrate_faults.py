@@ -1,4 +1,4 @@
-"""``hespas-validate calibrate`` with an occupied cache path, or without any result."""
+"""``hespas-validate calibrate`` with other files at the cache path, or with nothing that can be fitted."""
 
 from __future__ import annotations
 

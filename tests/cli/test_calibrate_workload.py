@@ -1,4 +1,4 @@
-"""``hespas-validate calibrate --workload``: fits to a trace that has only names, with the program that ran."""
+"""``hespas-validate calibrate --workload``: fits to traces with names alone, with the program that ran."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calibration by effects: recovered effects, unchanged rows, and no row that predicts itself."""
+"""Calibration by effects: recovered effects, robustness to few or outlying rows, and step factors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The committed fixtures are the ones their manifest describes; nothing here needs JAX."""
+"""The committed fixtures match their manifest; these tests do not need JAX."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The law of formats: what a reader accepts, each writer writes or refuses; what was written is read back.
+"""Law of formats: a writer writes or rejects each input that a reader accepts, and written files read back.
 
 Fields of documents and of the values of the hub are changed, not bytes: what results is mostly well-formed
 and says something odd. Whatever a reader takes from it goes through every writer and back, and through what

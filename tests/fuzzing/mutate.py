@@ -1,4 +1,4 @@
-"""Inputs made from sound ones, the same for the same seed: with other fields, or with damaged bytes."""
+"""Inputs derived from valid ones, equal for equal seeds: with changed fields, or with damaged bytes."""
 
 from __future__ import annotations
 

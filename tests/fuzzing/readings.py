@@ -1,4 +1,4 @@
-"""What a reader makes of an input, kept as long as that input is tried.
+"""Results of a reader for an input, cached while that input is tested.
 
 Commands, conversions and checks each read an input again. A reader that looked at the same options would do
 the same again: that says nothing new, and is most of the time that an input takes.
@@ -24,7 +24,7 @@ _OPTIONS = tuple(each.name for each in fields(ReadOptions))
 
 
 class _Noted(ReadOptions):
-    """Options that note which of them are looked at."""
+    """Options that record which of them are read."""
 
     __slots__ = ("looked_at",)
     looked_at: dict[str, object]
@@ -42,7 +42,7 @@ class _Noted(ReadOptions):
 
 @dataclass(frozen=True, slots=True)
 class _Reading:
-    """What came of reading: the options that were looked at, findings, and the value or refusal."""
+    """Result of a reader: the options that it read, findings, and the value or error."""
 
     options: dict[str, object]
     findings: Diagnostics

@@ -1,4 +1,4 @@
-"""Small sound inputs of each reader: fixtures, and what our writers make of them."""
+"""Small valid inputs of each reader: fixtures, and files that the writers make of them."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class _Hlo(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """A reader to be fuzzed: the format it is asked for, the suffix of inputs, and where seeds come from."""
+    """A reader to test: the requested format, the suffix of inputs, and the source of seeds."""
 
     format: str
     suffix: str

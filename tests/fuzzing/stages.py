@@ -1,4 +1,4 @@
-"""What is done with an input: read, and behind an accepted read everything that a user would do with it."""
+"""Stages of an input: reading, and after a successful read everything that a user can do with the value."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def _taken_s(pid: int) -> float | None:
 
 @dataclass(slots=True)
 class Judged:
-    """What came of one input: the answer of its first stage, and what no user should get.
+    """Result of one input: the answer of its first stage, and faults that no user should see.
 
     ``out`` is the folder to write to.
     """

@@ -1,4 +1,4 @@
-"""Whatever reads files, by name: what sound input looks like, and what is done with it."""
+"""Programs that read files, by name: their valid inputs, and the stages of an input."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ Stages = Callable[[Judged, Path, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """A kind of input; ``make_seeds`` makes sound ones, ``stages`` does with one what users do."""
+    """A kind of input; ``make_seeds`` makes valid inputs, ``stages`` does with an input what users do."""
 
     name: str
     make_seeds: Callable[[], Sequence[Input]]

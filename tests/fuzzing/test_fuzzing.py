@@ -1,4 +1,4 @@
-"""A few inputs of each reader that are wrong; ``make fuzz`` tries many. What was once found stays."""
+"""A few damaged inputs of each reader, and inputs of earlier faults; ``make fuzz`` tests many."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What readers accept, writers write or refuse, and it comes back."""
+"""Inputs that readers accept are written or rejected, and written files read back."""
 
 from __future__ import annotations
 

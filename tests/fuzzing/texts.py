@@ -1,4 +1,4 @@
-"""Seeds that none of our writers makes: files of other tools, small."""
+"""Seeds that no writer of Hespas makes: small files of other tools."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Documents as trees of fields, and changes to one to three of these fields."""
+"""Documents as trees of fields, and changes to one to three fields."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _TOKENS = (
 
 
 class _Slot(NamedTuple):
-    """A place in a tree."""
+    """A position in a tree."""
 
     group: Group
     at: int
@@ -52,7 +52,7 @@ class _Slot(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Document:
-    """A tree to be changed many times: what stood in its groups before is put back after each time."""
+    """A tree that is changed many times; each change is reverted before the next."""
 
     tree: Group
     slots: list[_Slot] = field(default_factory=list[_Slot])

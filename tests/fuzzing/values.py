@@ -1,4 +1,4 @@
-"""Values that readers are not used to: the ends of number types, odd texts, odd bytes."""
+"""Values that are unusual for readers: limits of number types, odd texts, odd bytes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["BYTES", "FLOATS", "INTEGERS", "TEXTS", "Raw"]
 
 
 class Raw(str):
-    """Text that stands in a document as it is, without quotes where the format has any."""
+    """Text that is written to a document without quotes."""
 
     __slots__ = ()
 

@@ -1,4 +1,4 @@
-"""Inputs through their stages in a child process, which may crash, hang or grow without harm."""
+"""Runner of the stages of inputs in a child process, which may crash, hang or use much memory."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _STATM = Path("/proc/self/statm")
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """An input that was not borne, and how that showed."""
+    """An input that failed, and the symptom."""
 
     number: int
     what: str
@@ -51,7 +51,7 @@ class Failure:
 
 @dataclass(slots=True)
 class Outcome:
-    """What came of all inputs: counts by kind of answer, and failures."""
+    """Results of all inputs: counts by kind of answer, and failures."""
 
     answers: Counter[str] = field(default_factory=Counter[str])
     failures: list[Failure] = field(default_factory=list[Failure])
@@ -155,7 +155,7 @@ def _kept(fd: int | HasFileno) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Watch:
-    """Collects the answers of children."""
+    """Collector of the answers of children."""
 
     job: Job
     outcome: Outcome

@@ -1,4 +1,4 @@
-"""Settings of generators are bounded where they are read: nothing overflows, whatever a user writes."""
+"""Settings of generators are checked on input, so that no value overflows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Micro-benchmarks of collectives: payloads, groups, and what checks and simulators say of them."""
+"""Micro-benchmarks of collectives: payloads, groups, and results of checks and simulators."""
 
 from __future__ import annotations
 

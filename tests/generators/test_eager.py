@@ -1,4 +1,4 @@
-"""Transformers run operator by operator: published sizes, closed forms, fusion, checks and simulators."""
+"""Eager transformers: published sizes, closed forms, fusion, checks and simulators."""
 
 from __future__ import annotations
 

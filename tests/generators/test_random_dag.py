@@ -1,4 +1,4 @@
-"""Random jobs: valid and free of deadlocks, equal by seed, and broken exactly as was asked for."""
+"""Random jobs: valid, free of deadlocks, equal by seed, and broken exactly as requested."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Vision and diffusion transformers beside the same models written in JAX and lowered by XLA's front end."""
+"""Vision and diffusion transformers, compared with the same models in JAX, lowered by XLA's front end."""
 
 from __future__ import annotations
 

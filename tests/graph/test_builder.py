@@ -1,4 +1,4 @@
-"""The builder makes what it was told; a graph that breaks a promise is not made."""
+"""Graph builder: it builds what it gets, and rejects inconsistent graphs."""
 
 from __future__ import annotations
 

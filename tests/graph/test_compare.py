@@ -1,4 +1,4 @@
-"""Comparing graphs finds every difference, and none where only the numbering differs."""
+"""Comparison of graphs: every difference is found, and renumbering is not a difference."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Findings are counted exactly and kept sparingly; errors carry data and an exit code."""
+"""Diagnostics: exact counts, limited samples, and errors with data and exit code."""
 
 from __future__ import annotations
 

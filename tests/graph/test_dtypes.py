@@ -1,4 +1,4 @@
-"""Element types: every spelling, and the bytes they really take."""
+"""Element types: every spelling, and their sizes in bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The pandas view of each value says what the columns say."""
+"""pandas views of values are equal to the columns."""
 
 from __future__ import annotations
 

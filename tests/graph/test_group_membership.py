@@ -1,4 +1,4 @@
-"""Groups of each rank, peers of each rank and hashes, against a look at every list."""
+"""Groups, peers and hashes of each rank, compared with a search of every list."""
 
 from __future__ import annotations
 

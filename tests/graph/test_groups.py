@@ -1,4 +1,4 @@
-"""Group sets and permutations against plain NumPy lists of ranks."""
+"""Group sets and permutations compared with plain NumPy lists of ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Intervals of time, against a count of each moment."""
+"""Intervals of time compared with a count of each moment."""
 
 from __future__ import annotations
 

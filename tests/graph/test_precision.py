@@ -1,4 +1,4 @@
-"""What if it were run in another number format."""
+"""Workloads converted to another number format."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Quantised types as text and as values, and the sums that integer products form in their accumulators."""
+"""Quantised types as text and values, and accumulators of integer products."""
 
 from __future__ import annotations
 

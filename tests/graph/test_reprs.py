@@ -1,4 +1,4 @@
-"""Values of the hub tell in a line what they are, whatever they hold."""
+"""One-line representations of values, with any content."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Columns that a timeline is made without, and columns that do not fit."""
+"""Timelines with absent columns, and columns that do not fit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ranks of a workload: each has a class, and looking at as many as a file states costs nothing."""
+"""Ranks of a workload: each has a class, and large numbers of ranks cost nothing."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LOOKED_AT: list[int] = []
 
 
 class _Watched(np.ndarray[Any, np.dtype[np.int32]]):
-    """Ranks that say how many of them are looked at."""
+    """Ranks that count how many of them are read."""
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: object, **_: object) -> object:
         LOOKED_AT.append(self.size)

@@ -1,4 +1,4 @@
-"""Malformed device files: each fault is told with file, key path, expectation and remedy."""
+"""Malformed device files: errors give file, key path, expectation and fix."""
 
 from __future__ import annotations
 

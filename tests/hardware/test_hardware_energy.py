@@ -1,4 +1,4 @@
-"""Energy figures: by hand, and unknown where a file has none."""
+"""Energy figures: by hand, and unknown without figures in the file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fits in device files and beside them: read back unchanged, checked strictly, merged by class."""
+"""Fits in device files and in separate files: read back unchanged, checked strictly, merged by class."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The shipped devices: every file loads, is sane and sourced, and is found under the names people use."""
+"""Shipped devices: every file loads, is plausible, has sources, and is found by common names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lines of systolic arrays and learned models in hardware files: kept apart, checked, read back unchanged."""
+"""Lines of systolic arrays and learned models in hardware files: separate, checked, read back unchanged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Measuring a CPU: arithmetic with a clock under control, and one real run on tiny sizes."""
+"""Measurement of a CPU: arithmetic with a controlled clock, and one real run on tiny sizes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _TINY = CpuProbe(gemm_extent=8, copy_bytes=4096, repeats=3, sample_ns=1000, thre
 
 
 class _SteadyClock:
-    """Every reading is 800 ns after the last, whatever happened in between."""
+    """Clock whose readings are 800 ns apart."""
 
     def __init__(self) -> None:
         self.now_ns = 0

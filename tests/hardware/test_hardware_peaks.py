@@ -1,4 +1,4 @@
-"""Which rate an operation runs at: the rate key and its documented stand-ins."""
+"""Peak rate of an operation: the rate key and its documented fallbacks."""
 
 from __future__ import annotations
 

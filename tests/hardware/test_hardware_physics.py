@@ -1,4 +1,4 @@
-"""What must hold of any device: figures of one file that no chip could have together are a slip in it.
+"""Physical limits of devices: contradictory figures in a file are an error in the file.
 
 Only rows that a file states are compared, never what stands in for a type it lacks.
 """

@@ -1,4 +1,4 @@
-"""Rates of products of two unlike types: the pair itself, or the next wider types that hold both."""
+"""Rates of products of two types: the pair itself, or the next wider types that contain both."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Writing a device and reading it back, and the manners of writing."""
+"""Device files: written, read back, and rules of writing."""
 
 from __future__ import annotations
 

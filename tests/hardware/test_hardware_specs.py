@@ -1,4 +1,4 @@
-"""Shipped figures against an independent table of data-sheet peaks (not part of the repository)."""
+"""Shipped figures compared with an independent table of data-sheet peaks (not in the repository)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Systems as data: what ships agrees with its devices, sizes follow the job, faults are told."""
+"""System files: consistent with their devices, sized for the job, with reported faults."""
 
 from __future__ import annotations
 

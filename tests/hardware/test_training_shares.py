@@ -1,4 +1,4 @@
-"""What kernels of training steps reach, as data: sources, devices they speak of, faults."""
+"""Utilisation of training kernels in data files: sources, devices and faults."""
 
 from __future__ import annotations
 

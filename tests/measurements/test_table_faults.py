@@ -1,4 +1,4 @@
-"""Tables with rows or columns that would be read as something else, or overflow: refused, and told where."""
+"""Tables with ambiguous or overflowing rows or columns: rejected with their position."""
 
 from __future__ import annotations
 

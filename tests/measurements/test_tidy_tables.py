@@ -1,4 +1,4 @@
-"""Tidy tables of kinds with layers and heads of their own, and deviations beside times."""
+"""Tidy tables of kinds with layers and special headers, and columns of deviations."""
 
 from __future__ import annotations
 

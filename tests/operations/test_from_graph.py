@@ -1,4 +1,4 @@
-"""Which sizes an operation of a graph is estimated by."""
+"""Sizes by which an operation of a graph is estimated."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which operations walk their operands in another order than their results."""
+"""Operations that read their operands in another order than they write results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Arrays in whole tiles of a TPU's memory."""
+"""Padding of arrays to whole tiles of TPU memory."""
 
 from __future__ import annotations
 

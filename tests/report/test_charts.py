@@ -1,4 +1,4 @@
-"""Charts: what they draw follows from their values, texts stay texts, and SVG documents stand alone."""
+"""Charts: drawn shapes follow from values, texts stay texts, and SVG documents are self-contained."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Timelines and flame graphs in a browser: zoomed, searched, walked by keys and reached by links."""
+"""Timelines and flame graphs in a browser: zoom, search, keyboard and links."""
 
 from __future__ import annotations
 

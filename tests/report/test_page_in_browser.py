@@ -1,4 +1,4 @@
-"""Tables of a page in a browser: sorted, searched, filtered, chosen and unfolded, without an error."""
+"""Tables of a page in a browser: sort, search, filter, select and unfold without errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One table in all of its renderings, and texts of files that stay texts in each of them."""
+"""A table in all renderings, in which texts from files stay texts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Programs of a few nodes, written as what each runs on, how long, and what it waits for."""
+"""Programs of a few nodes, given by resource, duration and dependencies."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ P2P = ("send", "recv", "permute", "host send")
 
 @dataclass(slots=True)
 class Sketch:
-    """A graph in the making; nodes are numbered in the order in which they are added."""
+    """Builder of a graph; nodes are numbered in the order in which they are added."""
 
     builder: GraphBuilder = field(default_factory=lambda: GraphBuilder("sketch"))
 

@@ -1,4 +1,4 @@
-"""Loops as they are and as a conversion writes them, trip after trip: a step takes as long either way."""
+"""Loops and their written form, iteration by iteration: steps take equal time."""
 
 from __future__ import annotations
 

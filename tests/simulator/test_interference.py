@@ -1,4 +1,4 @@
-"""Communication and kernels beside each other: rates by hand, and properties on random jobs."""
+"""Contention of communication and kernels: rates by hand, and properties on random jobs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Interference on random programs and jobs: exact where it is nothing, by every priority, and in loops."""
+"""Interference on random programs and jobs: exact if it is zero, with every priority, and in loops."""
 
 from __future__ import annotations
 

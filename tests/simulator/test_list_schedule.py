@@ -1,4 +1,4 @@
-"""Schedules worked out by hand, and random ones against a slow scheduler that takes the rules literally."""
+"""Schedules by hand, and random ones compared with a slow scheduler that applies the rules literally."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where times come from, what happens where they are missing, and what many ranks share."""
+"""Sources of times, missing times, and results that many ranks share."""
 
 from __future__ import annotations
 

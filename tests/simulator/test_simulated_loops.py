@@ -1,4 +1,4 @@
-"""Loops: unrolled they are what `UnrollLoops` makes of them; extrapolated they take the same time."""
+"""Loops: unrolled they equal `UnrollLoops`; extrapolated they take the same time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ranks that no rule tells apart behave alike, and checking one of each kind checks all."""
+"""Equivalent ranks have equal results, so that one check of each kind suffices."""
 
 from __future__ import annotations
 

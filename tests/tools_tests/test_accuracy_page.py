@@ -1,4 +1,4 @@
-"""The page of accuracies is that of its figures, and says what they are of; figures are those of reports."""
+"""Accuracy page: it shows the figures with their scope, and figures equal those of reports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Commands that make documents: help and ``--check`` write nothing."""
+"""Commands that write documents: help and ``--check`` write nothing."""
 
 from __future__ import annotations
 

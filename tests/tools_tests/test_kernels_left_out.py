@@ -1,4 +1,4 @@
-"""What a fit may have seen of a recording that is left out: nothing of its model, nothing of its device."""
+"""Held-out recordings: a fit uses nothing of their model or of their device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page of a league: its figures are those of the leagues it is given."""
+"""League page: its figures are those of the given leagues."""
 
 from __future__ import annotations
 

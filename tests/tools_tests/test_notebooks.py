@@ -1,4 +1,4 @@
-"""Notebooks: made from their Python files, and executed without an error."""
+"""Notebooks: generated from their Python files, and executed without errors."""
 
 from __future__ import annotations
 

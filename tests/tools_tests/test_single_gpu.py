@@ -1,4 +1,4 @@
-"""The benchmark of transformers on one GPU, on made tables."""
+"""Benchmark of transformers on one GPU, with synthetic tables."""
 
 from __future__ import annotations
 

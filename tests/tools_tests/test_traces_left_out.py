@@ -1,4 +1,4 @@
-"""Tables of traces whose model was left out."""
+"""Tables of traces whose model is left out of the fits."""
 
 from __future__ import annotations
 

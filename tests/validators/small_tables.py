@@ -1,4 +1,4 @@
-"""Tidy tables of measured operations made from a formula, so that what should be found is known."""
+"""Tidy tables of measured operations from a formula, so that the expected fit is known."""
 
 from __future__ import annotations
 

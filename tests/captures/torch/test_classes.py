@@ -67,7 +67,7 @@ def test_too_many_kinds_of_ranks_are_refused() -> None:
 
 
 class Pipeline:
-    """Ranks that need the results of the previous rank, then of the next rank."""
+    """Ranks that need shapes from the previous rank, send to the next rank, and then need shapes from it."""
 
     def __init__(self, size: int) -> None:
         self.size = size

@@ -1,4 +1,4 @@
-"""JSON traces with duplicate or no keys: rejected by name, and recognised as their format."""
+"""JSON traces with duplicate keys, or that are not traces: rejected with their position or format."""
 
 from __future__ import annotations
 

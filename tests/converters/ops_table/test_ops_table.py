@@ -1,4 +1,4 @@
-"""Tables of measured operations: declared columns read back exactly, other columns are not accepted silently."""
+"""Tables of measured operations: declared columns read back exactly, other columns are not lost silently."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Real sets of several ranks: all communication is present, time is preserved, simulators accept the result."""
+"""Real sets of several ranks: all communication is present, times are preserved, simulators accept them."""
 
 from __future__ import annotations
 

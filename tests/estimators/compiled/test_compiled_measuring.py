@@ -301,7 +301,7 @@ def test_wrong_options_are_refused(spelling: str) -> None:
 
 
 class Fake:
-    """A toolchain whose programs take as many seconds as they are long."""
+    """A toolchain whose programs return the number of turns instead of running."""
 
     def machine(self) -> MeasuringMachine:
         return MeasuringMachine(compiler="fake", platform="cpu", device="fake", flags="")

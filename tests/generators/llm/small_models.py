@@ -1,4 +1,4 @@
-"""Language models small enough to generate many of, and what is counted in their workloads."""
+"""Small language models, and counts of their workloads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Adapters: one rule says which layers have them, and the graph, parameters, memory and FLOPs agree."""
+"""Adapters: one rule selects their layers, and graph, parameters, memory and FLOPs agree."""
 
 from __future__ import annotations
 

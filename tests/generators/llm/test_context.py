@@ -1,4 +1,4 @@
-"""Context ranks: pieces of attention beside the keys that go round a ring, tokens exchanged for heads."""
+"""Context parallelism: attention overlaps the ring exchange of keys, or tokens are exchanged for heads."""
 
 from __future__ import annotations
 

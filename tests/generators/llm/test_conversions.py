@@ -1,4 +1,4 @@
-"""What products in narrow formats cost beside them, and biases of experts that nothing fuses."""
+"""Costs of conversions next to products in narrow formats, and unfused biases of experts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tokens that go to nodes first: how many reach how many, over which groups, and what that saves."""
+"""Token dispatch by node first: numbers of tokens, groups, and savings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sizes as expressions: exact, evaluated when all is known, and refused with what is wrong."""
+"""Sizes as expressions: exact, evaluated when all values are known, and rejected with the reason."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""FLOPs in closed form: against the graphs that are generated, and against counts of small masks."""
+"""FLOPs in closed form, compared with generated graphs and with counts of small masks."""
 
 from __future__ import annotations
 

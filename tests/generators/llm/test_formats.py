@@ -1,4 +1,4 @@
-"""Number formats: which of them a device multiplies, and what runs where it has no units for one."""
+"""Number formats: those that a device multiplies, and the fallback without units for a format."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Further predictions: gradients of what they look up, and the copy of the embedding on the last stage."""
+"""Multi-token prediction: gradients of lookups, and the copy of the embedding on the last stage."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Memory of ranks against closed forms, and what layouts and settings must not do to it."""
+"""Memory of ranks compared with closed forms, and invariants over layouts and settings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Memory has one answer: that of the generator, of its traces when simulated, and of the league."""
+"""Memory is equal in the generator, in simulations of its traces, and in the league."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ _DRAWS = 60
 
 @dataclass(frozen=True)
 class Mix:
-    """A step to be made, and the ``traits`` of it that shall meet those of others in pairs."""
+    """A step to generate, and its ``traits``, which are to be combined in pairs with those of other steps."""
 
     model: Model
     layout: Layout

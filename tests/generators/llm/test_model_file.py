@@ -1,4 +1,4 @@
-"""Model files and the models that ship."""
+"""Model files and the shipped models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What moves to the host: copies as nodes, of as many bytes as the memory account leaves out."""
+"""Offloading to the host: copies are nodes, with as many bytes as the memory account removes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows of tables of published runs as settings."""
+"""Settings from rows of tables of published runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Orders of pipeline stages: each pass once, no deadlock, the idle time of the papers, the memory of 1F1B."""
+"""Pipeline schedules: each pass once, no deadlock, bubbles as in the papers, memory of 1F1B."""
 
 from __future__ import annotations
 

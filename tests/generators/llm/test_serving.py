@@ -1,4 +1,4 @@
-"""Steps of serving: work of each phase, bytes of the cache, experts, pools that hand the cache over."""
+"""Steps of serving: work of each phase, cache bytes, experts, and cache transfer between servers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kernels at grid points of a lattice against whole steps."""
+"""Kernels at grid points of a lattice compared with whole steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Memory of ranks that serve, against closed forms of caches and weights."""
+"""Memory of serving ranks compared with closed forms of caches and weights."""
 
 from __future__ import annotations
 

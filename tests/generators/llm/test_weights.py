@@ -1,4 +1,4 @@
-"""Parameters of ranks: against those of the model, and gradients that tensor ranks sum."""
+"""Parameters of ranks compared with the model, and gradients that tensor ranks sum."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Traces of a generated job hold as many operations as run, and take as long as its graph."""
+"""Traces of a generated job have as many operations as the run, and the same time as its graph."""
 
 from __future__ import annotations
 

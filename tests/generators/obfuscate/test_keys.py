@@ -1,4 +1,4 @@
-"""Tokens: equal for equal texts, reversible with the key only, and free of the words they hide."""
+"""Tokens: equal for equal texts, reversible only with the key, without the hidden words."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small runs taken to eight ranks against the real runs of eight ranks; what is refused; 65,536 ranks."""
+"""Small runs rescaled to eight ranks, compared with real runs of eight ranks; errors; 65,536 ranks."""
 
 from __future__ import annotations
 

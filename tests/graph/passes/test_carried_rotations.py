@@ -1,4 +1,4 @@
-"""Loops that hand values from slot to slot, folded and unrolled, against running them symbolically.
+"""Loops that pass values from slot to slot, folded and unrolled, compared with symbolic execution.
 
 A loop carries ``slots`` values. A trip makes one new value per slot (a reduction over the loop state, waiting
 for what the slots read hold), then ``yields`` says what each slot holds in the next trip: ``new 0`` or

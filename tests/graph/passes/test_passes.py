@@ -1,4 +1,4 @@
-"""Passes keep what they promise: work, communication, dependencies. Graphs are drawn by hypothesis."""
+"""Invariants of passes on random graphs: work, communication and dependencies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small systems and jobs for mode astra, written down in a line or two."""
+"""Small systems and jobs for mode astra."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ranks that are run once end every node when they do in a run of all ranks."""
+"""Ranks that are simulated once end every node as in a run of all ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Jobs that never end: ASTRA-sim hangs or says nothing, here the node and the rule are named."""
+"""Jobs that never end: ASTRA-sim hangs or is silent, Hespas names the node and the rule."""
 
 from __future__ import annotations
 

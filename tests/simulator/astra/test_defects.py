@@ -1,4 +1,4 @@
-"""What ASTRA-sim crashes on, never ends, or ends with exit code 0 and a wrong answer, is told or cannot be.
+"""Inputs on which ASTRA-sim crashes, hangs or gives wrong results are reported or impossible.
 
 Waiting for ever is in ``test_deadlock.py``, algorithms in ``test_collectives.py``, slots and messages in
 ``test_issue_rules.py``; this is the rest.

@@ -1,4 +1,4 @@
-"""Every recorded run of ASTRA-sim, rank by rank to the nanosecond."""
+"""Every recorded run of ASTRA-sim is reproduced rank by rank to the nanosecond."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Systems as ASTRA-sim's files: read back they are the same system, in ASTRA-sim's units."""
+"""Systems in ASTRA-sim's files: read back unchanged, in ASTRA-sim's units."""
 
 from __future__ import annotations
 

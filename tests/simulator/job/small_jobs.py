@@ -27,7 +27,7 @@ __all__ = ["Part", "Step", "jobs", "part", "stages"]
 
 @dataclass(slots=True)
 class Part:
-    """The program of one class in the making."""
+    """Builder of the program of one class."""
 
     builder: GraphBuilder
     region: int = -1
@@ -99,7 +99,7 @@ def stages(graphs: Sequence[OpGraph], rank_class: Sequence[int]) -> Workload:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What all stages do next: compute for as long as each says, or communicate."""
+    """The next operation of all stages: compute for the given times, or communicate."""
 
     what: str
     axis: int

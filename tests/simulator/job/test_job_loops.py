@@ -1,4 +1,4 @@
-"""Loops in which ranks of different classes meet: the same unrolled as by their common steady state."""
+"""Loops in which ranks of different classes communicate: unrolled runs equal the common steady state."""
 
 from __future__ import annotations
 

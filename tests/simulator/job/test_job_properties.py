@@ -1,4 +1,4 @@
-"""Random jobs: the same with and without symmetry, and nothing in them that could not be."""
+"""Random jobs: equal with and without symmetry, and physically possible."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Jobs worked out by hand: who waits for whom, how long, and what is said of ranks that never meet."""
+"""Jobs computed by hand: waits, durations, and reports of ranks that never communicate."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Memory beside a simulated run: when the peak is reached, whether it fits, what metadata says of it."""
+"""Memory of a simulated run: time of the peak, whether it fits, and metadata."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Peaks against brute force on small graphs: what is alive at each moment, counted value by value."""
+"""Peaks compared with brute force on small graphs, value by value at each moment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Memory snapshots: what they allocate and free is the memory that the simulation reports."""
+"""Memory snapshots: their allocations and frees equal the memory that the simulation reports."""
 
 from __future__ import annotations
 

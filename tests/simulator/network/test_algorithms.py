@@ -1,4 +1,4 @@
-"""Times of collectives by algorithm: closed forms, loads counted link by link, and what always holds."""
+"""Times of collectives by algorithm: closed forms, loads per link, and invariants."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The network of a system: as measured on the device's own links, and as the system's differ from them."""
+"""Network of a system: as measured on the device's own links, and scaled for other links."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where groups lie: members, strides and neighbours along each dimension of a system."""
+"""Placement of groups: members, strides and neighbours along each dimension of a system."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What algorithms send over each dimension: closed forms, sums over levels, and room in the time that is."""
+"""Bytes of algorithms per dimension: closed forms, sums over levels, and link capacity."""
 
 from __future__ import annotations
 

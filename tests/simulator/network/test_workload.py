@@ -1,4 +1,4 @@
-"""Workloads on systems: ranks of a class part where their groups and peers lie unlike."""
+"""Workloads on systems: ranks of a class are split if their groups or peers have different placements."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Servers with round step times, whose runs can be worked out by hand."""
+"""Servers with round step times, whose runs can be computed by hand."""
 
 from __future__ import annotations
 

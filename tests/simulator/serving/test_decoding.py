@@ -1,4 +1,4 @@
-"""Columns of sequences that decode against a list of them."""
+"""Columns of decoding sequences compared with a list of them."""
 
 from __future__ import annotations
 

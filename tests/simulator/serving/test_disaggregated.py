@@ -1,4 +1,4 @@
-"""Separate servers for prompts and for answers: against one server, and against themselves step by step."""
+"""Separate prefill and decode servers, compared with one server, and step by step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Continuous batching against what can be worked out by hand, and against itself one step at a time."""
+"""Continuous batching, compared with results by hand, and with single steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parameters of serving engines: those of a stack, and the host times that carry over to other devices."""
+"""Parameters of serving engines: by engine, and host times that apply to other devices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is asked how long kernels of a serving step take."""
+"""Estimators for the kernels of a serving step."""
 
 from __future__ import annotations
 

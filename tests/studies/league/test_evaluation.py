@@ -1,4 +1,4 @@
-"""Rows beside what was published: calibration, intervals, summaries, naive_baselines, orders of layouts."""
+"""Predictions compared with published results: calibration, intervals, summaries, baselines, orders."""
 
 from __future__ import annotations
 

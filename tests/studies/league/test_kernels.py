@@ -1,4 +1,4 @@
-"""What rows say of kernels and of the host, and the systems that they stand in."""
+"""Settings of kernels and host in rows, and the systems of rows."""
 
 from __future__ import annotations
 

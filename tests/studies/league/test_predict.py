@@ -1,4 +1,4 @@
-"""What is kept of a row is the same in every process: rows are predicted in several, and some another day."""
+"""Saved predictions of a row are equal in every process and on every day."""
 
 from __future__ import annotations
 

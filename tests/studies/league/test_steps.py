@@ -1,4 +1,4 @@
-"""Steps of published runs and their parts: sums, signs, growth with micro-batches, the host, the bubble."""
+"""Steps of published runs and their parts: sums, signs, growth with microbatches, host, bubble."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Settings of servers whose start is published, and those of others."""
+"""Settings of servers with published launch commands, and of other servers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Recorded runs: what is compared, and tables that hold none."""
+"""Recorded runs: compared figures, and tables without runs."""
 
 from __future__ import annotations
 

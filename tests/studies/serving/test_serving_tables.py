@@ -1,4 +1,4 @@
-"""Cells that say nothing, or nothing that can be: refused with their place, never guessed."""
+"""Empty or impossible cells are rejected with their position, never guessed."""
 
 from __future__ import annotations
 

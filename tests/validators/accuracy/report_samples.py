@@ -1,4 +1,4 @@
-"""Comparisons made up to be reported: any names, any number of cases, no file read."""
+"""Synthetic comparisons for reports: any names and numbers of cases, without files."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ def hostile_comparison() -> Accuracy:
 
 
 class Page(HTMLParser):
-    """What a browser makes of a page: its elements with their attributes, and the text outside scripts."""
+    """A parsed page: its elements with their attributes, and the text outside scripts."""
 
     def __init__(self) -> None:
         super().__init__(convert_charrefs=True)

@@ -1,4 +1,4 @@
-"""Programs of a few nodes and recordings of a few events, written by name."""
+"""Programs of a few nodes and recordings of a few events, given by name."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ F32 = dtype("f32")
 
 @dataclass(slots=True)
 class Program:
-    """A graph in the making; nodes are numbered in the order in which they are added."""
+    """Builder of a graph; nodes are numbered in the order in which they are added."""
 
     builder: GraphBuilder = field(default_factory=lambda: GraphBuilder("program"))
 
@@ -82,7 +82,7 @@ class Program:
 
 @dataclass(slots=True)
 class Recording:
-    """A profile in the making; an event starts where the one before it ended, unless ``at`` says when."""
+    """Builder of a profile; an event starts at the end of the previous one, or at ``at``."""
 
     name: str = "recording"
     strings: StringTableBuilder = field(default_factory=StringTableBuilder)

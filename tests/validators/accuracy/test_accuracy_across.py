@@ -1,4 +1,4 @@
-"""Across devices and sources: speed-ups, trends, summaries and contributions, by hand."""
+"""Figures across devices and sources by hand: speed-ups, trends, summaries and contributions."""
 
 from __future__ import annotations
 

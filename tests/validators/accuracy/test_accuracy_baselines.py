@@ -1,4 +1,4 @@
-"""The naive models: what they predict, and that none is fitted to the shape it predicts."""
+"""Naive models: their predictions, which are never fitted to the predicted shape."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From matched events to cases: times per run, groups as one node, what counts as equal work."""
+"""Cases from matched events: times per run, groups as one node, equality of work."""
 
 from __future__ import annotations
 

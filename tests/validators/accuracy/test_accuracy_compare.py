@@ -1,4 +1,4 @@
-"""Two accuracy reports side by side, and documents that are none."""
+"""Comparison of two accuracy reports, and of documents that are not reports."""
 
 from __future__ import annotations
 

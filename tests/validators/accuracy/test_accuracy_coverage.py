@@ -1,4 +1,4 @@
-"""No device time is left out of the figures, and a step is a run of one program."""
+"""Figures include all device time, and a step is a run of one program."""
 
 from __future__ import annotations
 

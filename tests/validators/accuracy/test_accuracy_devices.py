@@ -1,4 +1,4 @@
-"""Recordings of several devices, and of another device than the one that is named."""
+"""Recordings of several devices, and of a device other than the named one."""
 
 from __future__ import annotations
 

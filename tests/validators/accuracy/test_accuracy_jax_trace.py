@@ -1,4 +1,4 @@
-"""The trace.json.gz of JAX holds no program: it joins with optimised HLO, and says so where it cannot."""
+"""trace.json.gz of JAX has no program: it joins with optimised HLO, and failures are reported."""
 
 from __future__ import annotations
 

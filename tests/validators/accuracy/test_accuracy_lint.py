@@ -1,4 +1,4 @@
-"""Each finding about the data, from a recording made to have it, and none from one that is well."""
+"""Each finding about the data, with a recording that has it, and none with a valid recording."""
 
 from __future__ import annotations
 

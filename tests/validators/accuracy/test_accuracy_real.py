@@ -1,4 +1,4 @@
-"""Real recordings: the naive roofline is as far off as an independent evaluation found it to be."""
+"""Real recordings: the naive roofline has the error that an independent evaluation found."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Folders of PyTorch traces: each rank is simulated and set against the steps of its own recording."""
+"""Folders of PyTorch traces: each rank is simulated and compared with the steps of its own recording."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The whole comparison: small programs by hand, and odd recordings."""
+"""Whole comparison: small programs by hand, and odd recordings."""
 
 from __future__ import annotations
 

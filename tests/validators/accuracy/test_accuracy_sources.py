@@ -1,4 +1,4 @@
-"""What is compared of profiles whose rows make little sense: nothing stops a comparison or skews it."""
+"""Profiles with implausible rows: they neither stop nor bias a comparison."""
 
 from __future__ import annotations
 

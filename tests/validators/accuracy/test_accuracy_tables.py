@@ -1,4 +1,4 @@
-"""Tables as cases: baselines never see what they predict, intervals are counted, classes have families."""
+"""Cases of tables: baselines exclude the predicted rows, intervals are counted, classes have families."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def read(tmp_path: Path, *, calib: bool) -> Measurements:
 
 @dataclass(frozen=True)
 class _Twice:
-    """Twice what the roofline says, between that and 2.1 times that."""
+    """Estimator of twice the roofline time, with an interval from 2.0 to 2.1 times."""
 
     name: str = "twice"
 

@@ -1,4 +1,4 @@
-"""Programs that only look like the one that ran, and the list of what each instruction carries out."""
+"""Programs that only resemble the one that ran, and the operations of each instruction."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What holds of every grouping of events and nodes."""
+"""Invariants of every grouping of events and nodes."""
 
 from __future__ import annotations
 

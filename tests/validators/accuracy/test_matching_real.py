@@ -1,4 +1,4 @@
-"""Recordings of JAX with the StableHLO that was compiled: all device time finds its operations."""
+"""Recordings of JAX with the compiled StableHLO: all device time is matched to operations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which nodes an event is matched with, by which rule, and what is left."""
+"""Nodes matched to an event, the rule of the match, and unmatched events."""
 
 from __future__ import annotations
 

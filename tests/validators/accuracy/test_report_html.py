@@ -1,4 +1,4 @@
-"""The page: whole, offline, and nothing in it is markup that came from a file."""
+"""HTML report: complete, offline, and without markup from files."""
 
 from __future__ import annotations
 

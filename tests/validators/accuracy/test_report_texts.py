@@ -1,4 +1,4 @@
-"""Markdown and CSV of a comparison, the folder they are written to, and how names are shown."""
+"""Markdown and CSV of a comparison, their folder, and the display of names."""
 
 from __future__ import annotations
 

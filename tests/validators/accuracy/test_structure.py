@@ -1,4 +1,4 @@
-"""Programs without names joined to compiled modules by what both are made of."""
+"""Structural join of programs without names with compiled modules."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calibration of a device: what enters fits, what is tested, how an interrupted run goes on."""
+"""Calibration of a device: rows of fits and tests, and continuation of interrupted runs."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ RUN = CalibrationRun(seed=0, date="2026-01-31")
 
 @dataclass(frozen=True, slots=True)
 class Told(CalibratedFits):
-    """The calibrated approach with a fit of the test's own."""
+    """The calibrated approach with a fit that the test provides."""
 
     fitter: Fitter
 

@@ -1,4 +1,4 @@
-"""Lines of systolic arrays and learned models of a user's rows: what enters, is refused, stays."""
+"""Lines of systolic arrays and learned models of user rows: used, rejected and preserved data."""
 
 from __future__ import annotations
 

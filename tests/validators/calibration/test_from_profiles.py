@@ -1,4 +1,4 @@
-"""Recordings as measured operations: equal ones once, none without a known cost."""
+"""Recordings as measured operations: equal ones once, all with known costs."""
 
 from __future__ import annotations
 

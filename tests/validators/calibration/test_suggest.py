@@ -1,4 +1,4 @@
-"""Suggested shapes: within what models know, apart from what was measured, the same for the same seed."""
+"""Suggested shapes: within the range of the models, away from measured rows, equal by seed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A short way to write down small jobs: a list of steps per rank."""
+"""Builder of small jobs from a list of steps per rank."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from hespas.graph import (
 
 @dataclass
 class Steps:
-    """One rank's program; every call adds a node and returns its number."""
+    """Builder of the program of one rank; every call adds a node and returns its number."""
 
     num_ranks: int = 2
     builder: GraphBuilder = field(default_factory=lambda: GraphBuilder("g"))

@@ -1,4 +1,4 @@
-"""What a check says of broken traces is what is wrong with them."""
+"""Messages of checks of broken traces describe the fault."""
 
 from __future__ import annotations
 

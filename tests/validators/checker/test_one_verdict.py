@@ -1,4 +1,4 @@
-"""The checker and the simulation give one verdict of Chakra traces for ASTRA-sim."""
+"""Checker and simulation give the same verdict on Chakra traces for ASTRA-sim."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The partition by the form of groups is the one that comparing all ranks finds."""
+"""The partition by the form of groups equals the comparison of all ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The checker replays the issue rule that the simulation of ASTRA-sim runs."""
+"""The checker replays the issue rule of the ASTRA-sim simulation."""
 
 from __future__ import annotations
 

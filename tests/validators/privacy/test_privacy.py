@@ -1,4 +1,4 @@
-"""The attacker names models of original steps, and what a report says of an obfuscated one."""
+"""The attacker names models of original steps, and the report of an obfuscated step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What became of each column of a graph: exact, changed, lost, or invented."""
+"""Verdict on each column of a graph after a round trip: exact, changed, lost, or invented."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Real traces and programs there and back: every file of the corpus, through the formats people keep."""
+"""Round trips of real traces and programs: every file of the corpus, through the common formats."""
 
 from __future__ import annotations
 

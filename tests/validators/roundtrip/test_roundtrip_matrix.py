@@ -1,4 +1,4 @@
-"""The matrix: pairs summed over files, losses held against what formats declare, and the documents of it."""
+"""Round-trip matrix: pairs summed over files, losses compared with declared ones, and its documents."""
 
 from __future__ import annotations
 
