@@ -78,7 +78,7 @@ class Outcome:
     left: tuple[str, ...]
 
     def complaints(self, source: Path) -> list[str]:
-        """What is missing from a proper refusal; whether the code is right is the caller's to say."""
+        """Return what is missing from a proper error. The caller checks the exit code."""
         head, _, remedy = ("\n" + self.said).rpartition("\nerror: ")[2].partition("\n  try: ")
         message = head.replace(str(source), "", 1)
         is_whole = any(text in message.lower() for text in _OF_THE_WHOLE)
@@ -97,12 +97,12 @@ class Outcome:
 
     @property
     def has_control_characters(self) -> bool:
-        """Whether bytes of the input reach the terminal as commands."""
+        """True if control characters of the input reach the terminal."""
         return bool(_CONTROL.search(self.said))
 
     @property
     def start(self) -> str:
-        """Enough of what was said to show in a failing test."""
+        """Start of the output, for the message of a failing test."""
         return f"exit {self.code}: {self.said[:600]!r}"
 
 

@@ -72,7 +72,7 @@ def et_file(*nodes: bytes, metadata: bytes = _METADATA) -> bytes:
 
 
 def et_frame_ends(data: bytes) -> set[int]:
-    """Where frames end. A trace has no end mark, so one that stops there is a shorter sound trace."""
+    """Return the ends of frames. A trace has no end mark, so a trace cut at one of them is valid."""
     ends: set[int] = set()
     at = 0
     while at < len(data):

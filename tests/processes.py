@@ -70,7 +70,7 @@ _ALARM_S = int(SAFETY_S)
 
 @cache
 def _server() -> socket.socket:
-    """Where orders go; the process of this process that takes them."""
+    """Start the server process of this process, and return the socket of its requests."""
     here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     command = [sys.executable, "-P", "-c", _SERVER, str(there.fileno())]
     # Standard output is buffered, as users have it: an empty text counts as unset.

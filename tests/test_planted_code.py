@@ -1,6 +1,5 @@
-"""Nothing that lies in the current folder, beside the input or in the temporary folder ever runs: modules and
-programs that shadow what the package uses are planted in each, for every command and estimator that starts a
-process.
+"""Modules and programs that shadow those of the package are planted in the current folder, the folder of the
+input and the temporary folder. None of them runs, for every command and estimator that starts a process.
 """
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ class Bench:
         return read_graph(self.file(text, name), diagnostics)
 
     def traces(self, source: str | Path, *options: str) -> Workload:
-        """What ``hespas-convert`` makes of a program, read back."""
+        """Convert a program with ``hespas-convert``, and read the traces."""
         path = source if isinstance(source, Path) else self.file(source)
         done = hespas_convert(path, self.folder / "traces", "--overwrite", *options)
         assert done.exit_code == 0, done.output
@@ -140,7 +140,7 @@ def trace_nodes(path: Path) -> Iterator[Any]:
 
 
 def _frame(data: bytes, at: int) -> tuple[int, int]:
-    """Where the message at ``at`` starts and ends."""
+    """Return start and end of the message at ``at``."""
     size = shift = 0
     while data[at] & 0x80:
         size, shift, at = size | (data[at] & 0x7F) << shift, shift + 7, at + 1

@@ -116,7 +116,7 @@ def _kind(event: dict[str, Any]) -> str:
 
 
 def covered(events: Iterable[Event]) -> float:
-    """How long any of the events ran, by going through the moments at which that changes."""
+    """Return the time in which at least one event ran, summed over the moments at which this changes."""
     changes: dict[float, int] = defaultdict(int)
     for each in events:
         changes[each.start] += 1

@@ -1,5 +1,5 @@
-"""What ``accuracy``, ``compare``, ``estimate`` and ``simulate`` refuse before they do any work, and what no
-report replaces.
+"""Requests that ``accuracy``, ``compare``, ``estimate`` and ``simulate`` reject before any work, and files
+that reports never replace.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def run(app: typer.Typer, *arguments: str | Path) -> Result:
 
 
 def words(done: Result) -> str:
-    """What was told, without the frame drawn around it."""
+    """Return the printed text without its frame."""
     return re.sub(r"[\s│]+", " ", done.output)
 
 

@@ -107,7 +107,7 @@ def _contents(path: Path) -> dict[str, tuple[int, int]]:
 
 
 def _span_s(workload: Workload, path: Path) -> float:
-    """How long a writer takes that is left alone."""
+    """Return the time of a writer that is not killed [s]."""
     started = time.monotonic()
     pid = os.fork()
     if pid == 0:

@@ -1,5 +1,5 @@
-"""A child process bears what a native parser does: crashes, hangs and a greed for memory. It runs nobody
-else's code, and ends with its parent.
+"""Child process for native parsers: it survives their crashes, hangs and memory use, runs no foreign code,
+and ends with its parent.
 """
 
 from __future__ import annotations

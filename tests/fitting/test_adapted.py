@@ -75,7 +75,7 @@ def error_of(model: OperationModel, table: Measurements, device: Device = NEW) -
 
 
 def who(answer: Prediction) -> set[str]:
-    """Who says what; everything is answered."""
+    """Return the names of the models that answer, and check that all operations have an answer."""
     assert np.isfinite(answer.duration_ns).all()
     return {answer.models[number] for number in set(map(int, answer.estimator))}
 

@@ -40,7 +40,7 @@ def packed(files: Input, seeds: Sequence[Input]) -> bytes:
 
 
 def _cpu_s() -> float:
-    """What this process and its children have taken of the processor."""
+    """Return the CPU seconds of this process and its children."""
     return sum(os.times()[:4])
 
 

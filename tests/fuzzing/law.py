@@ -201,14 +201,14 @@ def document_of(workload: Workload, name: str, folder: Path) -> Json:
 
 
 def read_document(document: Json, name: str, folder: Path) -> Workload | None:
-    """What the reader takes from a document; None where it refuses."""
+    """Return the workload in a document; None if the reader rejects it."""
     path = folder / "mutant.json"
     path.write_text(json.dumps(document))
     return read_strictly(path, name)
 
 
 def read_strictly(path: Path, name: str) -> Workload | None:
-    """What the reader takes from a file; None where it refuses."""
+    """Return the workload in a file; None if the reader rejects it."""
     form = load_format(name)
     assert form.read is not None
     try:
@@ -223,7 +223,9 @@ def read_strictly(path: Path, name: str) -> Workload | None:
 def broken_laws(
     workload: Workload, origin: str, folder: Path, targets: Sequence[str] = WRITTEN
 ) -> Iterator[str]:
-    """What does not hold for a workload that the reader of ``origin`` accepted; faults of ours are raised."""
+    """Yield the broken laws of a workload that the reader of ``origin`` accepts. Internal errors are
+    raised.
+    """
     runner = TripRunner(folder)
     canonical = runner.canonical(workload)
     folds = not is_flat(workload.metadata, load_format(origin))
@@ -244,8 +246,8 @@ def broken_laws(
 
 
 def used(workload: Workload, number: int) -> None:
-    """What commands do with a workload, on a device and by an estimator that take turns with ``number``, so
-    that each device meets each estimator; raises where that is our fault.
+    """Run the functions of the commands on a workload, with a device and an estimator that alternate with
+    ``number``, so that all pairs occur. Raises for faults of Hespas.
     """
     turn, place = divmod(number, len(DEVICES))
     device, estimator = DEVICES[place], ESTIMATORS[turn % len(ESTIMATORS)]

@@ -142,7 +142,7 @@ def _execution_traces() -> Iterator[bytes]:
 
 
 def _written(program: str, reader: Reader) -> Iterator[bytes]:
-    """What our writer makes of a fixture; one rank where there are several."""
+    """Yield the files that the writer makes of a fixture; of several ranks only one."""
     source = FIXTURES / (program if "/" in program else f"stablehlo/{program}.mlir")
     with TemporaryDirectory() as folder:
         path = Path(folder) / f"x{reader.suffix}"

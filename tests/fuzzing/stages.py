@@ -109,13 +109,13 @@ class _Children:
         return cls(frozenset(living), ended.ru_utime + ended.ru_stime + sum(living.values()))
 
     def taken_until(self, later: _Children) -> float:
-        """What was taken since, without the start of a process: a new one, or one that came and went."""
+        """Return the CPU seconds until ``later``, without the starts of new or already ended processes."""
         fresh = len(later.living - self.living) or (0 if later.living else 1)
         return later.cpu_s - self.cpu_s - fresh * START_SECONDS * pace()
 
 
 def _children() -> list[int]:
-    """Empty where the system does not tell: only Linux does."""
+    """Return the ids of child processes; empty except on Linux."""
     place = Path(f"/proc/self/task/{os.getpid()}/children")
     return [int(pid) for pid in place.read_text().split()] if place.exists() else []
 
@@ -210,12 +210,12 @@ class Judged:
 
 @cache
 def _command(app: typer.Typer) -> Callable[..., object]:
-    """What a command line calls; to make it takes longer than most inputs do."""
+    """Return the function of a command, cached because its construction takes longer than most inputs."""
     return typer.main.get_command(app).main
 
 
 def _exit_code(app: typer.Typer, arguments: Sequence[str]) -> int:
-    """What a command exits with; nothing is shown."""
+    """Return the exit code of a command without its output."""
     with redirect_stdout(StringIO()), redirect_stderr(StringIO()):
         try:
             _command(app)(args=[*arguments], prog_name="hespas")
@@ -307,7 +307,7 @@ def _commanded(judged: Judged, path: Path, form: str, turn: int) -> None:
 
 
 def _again(path: Path, form: str) -> Workload:
-    """What was written, read back; every error is a failure."""
+    """Read back a written file. Every error is a failure."""
     try:
         value = api.read(path, format=form)
     except HespasError as error:

@@ -34,7 +34,7 @@ FOUND = Path(__file__).parent / "found"
 
 
 def complaints(name: str, kind: Kind, count: int, seed: int) -> list[tuple[int, str]]:
-    """What a subject does not bear of ``count`` inputs."""
+    """Return the failures of a subject for ``count`` inputs."""
     outcome = fuzz(Job(subject=SUBJECTS[name], seeds=seeds(name), numbers=range(count), seed=seed, kind=kind))
     assert outcome.failures or outcome.answers.total() == count
     return [(failure.number, failure.what) for failure in outcome.failures]
@@ -68,7 +68,7 @@ def test_every_readable_format_is_fuzzed_or_has_a_reason_not_to_be() -> None:
 
 @pytest.mark.parametrize("name", list(SUBJECTS))
 def test_sound_inputs_are_taken_apart_and_put_together(name: str) -> None:
-    """What has fields: the same file again, or one that has the same fields."""
+    """A decoded seed is encoded to the same file, or to a file with the same fields."""
     for file, data in seeds(name)[0].items():
         decode, encode = codec_of(file)
         again = encode(decode(data))
@@ -76,7 +76,7 @@ def test_sound_inputs_are_taken_apart_and_put_together(name: str) -> None:
 
 
 def leaves(tree: Group) -> list[object]:
-    """What a tree holds, and the kinds of its groups."""
+    """Return the values of a tree, and the kinds of its groups."""
     return [tree.kind, *(leaves(part) if isinstance(part, Group) else part for part in tree.parts)]
 
 

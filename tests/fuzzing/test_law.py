@@ -54,7 +54,7 @@ def _documents(name: str, folder: Path) -> list[Json]:
 
 
 def _accepted(kind: str, number: int, seeds: tuple[list[Json], list[Place]], folder: Path) -> Workload | None:
-    """What a reader takes from the changed seed of a number."""
+    """Return the workload in the changed seed of a number; None if the reader rejects it."""
     rng = Random(number)
     documents, others = seeds
     if kind != "op-graph-arrow":

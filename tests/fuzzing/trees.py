@@ -149,7 +149,7 @@ def _scalar_slot(document: Document, rng: Random) -> _Slot:
 
 
 def _is_sign(slot: _Slot) -> bool:
-    """Whether a word of a text is a comma, a bracket or the like."""
+    """Return True if a word of a text is punctuation."""
     return slot.group.kind == "line" and isinstance(slot.node, str) and not re.search(r"\w", slot.node)
 
 
@@ -277,13 +277,13 @@ def _move(document: Document, rng: Random) -> None:
 
 
 def _copy_over(document: Document, rng: Random) -> None:
-    """What stands elsewhere, whatever it is."""
+    """Replace a part by a copy of another part."""
     slot, source = rng.choice(document.slots), rng.choice(document.slots)
     document.put(slot, copied(source.node))
 
 
 def _empty(document: Document, rng: Random) -> None:
-    """A group without its parts."""
+    """Remove the parts of a group."""
     groups = [slot.node for slot in document.slots if isinstance(slot.node, Group)]
     if groups:
         document.parts(rng.choice(groups)).clear()

@@ -232,7 +232,7 @@ def test_engines_beside_the_cores_take_nothing_from_them(name: str) -> None:
 
 
 def told_of(device: Device) -> str:
-    """What is said of interference on a device."""
+    """Return the message about interference on a device."""
     job, found = beside([50_000.0], 20_000.0, 2), Diagnostics()
     pressures_of(job, [estimated(job.classes[0])], device, found)
     (told,) = [each.message for each in found if each.code == "simulate.interference"]

@@ -246,7 +246,7 @@ def test_it_schedules_as_the_slow_one_does(case: Case, priority: Priority) -> No
 
 
 def is_reached(case: Case, task: int, cause: int) -> bool:
-    """Whether a task waits for another, directly or through free ones."""
+    """Return True if a task waits for another, directly or through zero-cost tasks."""
     return any(
         dep == cause or (case.streams[dep] == FREE and is_reached(case, dep, cause))
         for dep in case.deps[task]

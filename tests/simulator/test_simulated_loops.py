@@ -27,7 +27,7 @@ def run(graph: OpGraph, scheduler: ListScheduler, found: Diagnostics | None = No
 
 
 class Body(NamedTuple):
-    """What a loop repeats: nodes and, as positions in it, their dependencies and what trips carry over."""
+    """Body of a loop: nodes, and as positions in it their dependencies and loop-carried dependencies."""
 
     kinds: Sequence[str]
     durations: list[int]

@@ -117,7 +117,7 @@ def test_no_version_is_misread(tmp_path: Path, version: str, data: st.DataObject
 
 
 def _attempt(folder: Path, data: bytes, name: str) -> Workload | HespasError:
-    """What is read, or the refusal: of the schema, or of what the named one makes of the file."""
+    """Return the workload, or the error if the schema is rejected or the file does not fit it."""
     try:
         return read(folder, data, version=name)[0]
     except (UnsupportedError, FormatError) as error:

@@ -70,7 +70,7 @@ def put(
 
 
 def others(folder: Path) -> list[str]:
-    """What stands beside a folder."""
+    """Return the names of the other entries in the parent of a folder."""
     return sorted(entry.name for entry in folder.parent.iterdir() if entry != folder)
 
 

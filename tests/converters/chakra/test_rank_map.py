@@ -39,7 +39,9 @@ UNEVEN = ExplicitGroups.from_rows([[0, 1, 2], [3, 5], [7, 6, 9, 8], [11]])
 
 
 def graph_of(name: str) -> OpGraph:
-    """What ranks of a class may differ in: groups by digits and listed, of all; shifts, rings and pairs."""
+    """Return a graph with all differences of ranks in a class: strided, listed and full groups; shifts,
+    rings, pairs.
+    """
     b = GraphBuilder(name)
     row = b.strings.add("op")
     last = b.add_node(name_id=row, op_id=row, op_class=OpClass.CONTRACTION, flops=3.0, bytes_read=8.0)

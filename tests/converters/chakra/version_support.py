@@ -19,7 +19,7 @@ ALL = [*OLD, "0.0.4-2023-10-10", "0.0.4"]
 
 
 def names_of(version: str) -> set[str]:
-    """What a file of a version may be called."""
+    """Return the names of a version in files."""
     return {version, version.split("-", maxsplit=1)[0]} | ({"1.0.0"} if version == "0.0.4" else set())
 
 
@@ -33,12 +33,12 @@ def read(folder: Path, data: bytes, **options: Any) -> tuple[Workload, Diagnosti
 
 
 def differences(a: Workload, b: Workload) -> list[str]:
-    """What differs but for where it came from."""
+    """Return the differences without the metadata of the source."""
     return [str(entry) for entry in workloads_equal(replace(a, metadata={}), replace(b, metadata={}))]
 
 
 def without_label(found: Workload, today: Workload) -> list[str]:
-    """What differs but for the label: files made here have none or one."""
+    """Return the differences without the version label, which only some of the encoded files have."""
     return [
         entry
         for entry in differences(found, today)

@@ -30,7 +30,7 @@ def _node(graph: OpGraph, name: str) -> int:
 
 
 def _reaches(graph: OpGraph, node: int, target: int) -> bool:
-    """Whether ``node`` waits, directly or not, for ``target``."""
+    """Return True if ``node`` depends on ``target``, directly or not."""
     waits = {node}
     for each in range(node, -1, -1):
         if each in waits:

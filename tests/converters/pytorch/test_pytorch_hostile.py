@@ -42,7 +42,7 @@ SYNC: Json = {
 
 
 def survives(path: Path) -> bool:
-    """Whether a file or folder is read; errors must be ours."""
+    """Return True if a file or folder is read. Only errors of Hespas are allowed."""
     form = FORMAT if path.is_dir() else FORMAT_KINETO if "kineto" in path.name else FORMAT_ET
     assert form.read is not None
     try:
@@ -95,7 +95,7 @@ def test_flipped_bytes_do_not_crash(which: int, files: tuple[Path, Path]) -> Non
 
 
 def leaves(value: object, path: tuple[str | int, ...] = ()) -> list[tuple[str | int, ...]]:
-    """Where values stand in a document."""
+    """Return the paths of all values in a document."""
     if isinstance(value, dict):
         inner = cast("Json", value).items()
         return [path, *(found for key, item in inner for found in leaves(item, (*path, key)))]

@@ -82,7 +82,7 @@ def test_tables_need_no_suffix(shared: str, packed: bool, database: Path) -> Non
 
 
 def load_set(path: Path, script: str, *, packed: bool = False) -> Profile:
-    """What is read of a database made by a script."""
+    """Create a database with a script, and return its profile."""
     path.unlink()
     with closing(sqlite3.connect(path)) as connection:
         connection.executescript(script)

@@ -94,5 +94,5 @@ class Steps:
         return node
 
     def graph(self) -> OpGraph:
-        """What was written down."""
+        """Return the graph."""
         return self.builder.build()

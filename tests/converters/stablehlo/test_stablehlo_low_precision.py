@@ -28,7 +28,7 @@ STATED = {"accumulator_bits": "12", "mac_noise_sigma": "0.5"}
 
 
 def stated(graph: OpGraph) -> dict[str, str]:
-    """What the extra table says of node 0."""
+    """Return the values of node 0 in the extra table."""
     extra = graph.extra
     rows = [row for row in range(len(extra)) if int(extra.node[row]) == 0]
     return {graph.strings[int(extra.key[row])]: bytes(extra.value(row)).decode() for row in rows}

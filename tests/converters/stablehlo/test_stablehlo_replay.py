@@ -175,8 +175,8 @@ def _is_view(graph: OpGraph, node: int) -> bool:
 
 
 def _requirements(graph: OpGraph) -> list[list[tuple[int, ...]]]:
-    """What each node waits for: of each tuple at least one. A view is what it views; a tuple may stand for
-    any of its elements.
+    """Return the requirements of each node: at least one element of each tuple. A view is replaced by its
+    source, and a tuple of values by any of its elements.
     """
     found: list[list[tuple[int, ...]]] = []
     for deps in all_deps(graph).to_lists():

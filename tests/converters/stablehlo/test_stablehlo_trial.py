@@ -182,7 +182,7 @@ main()
 
 
 def refuse(path: Path, status: int, message: str) -> None:
-    """What becomes of a program when each process of the command may take 1.2 GB and ten seconds of CPU."""
+    """Check status and message of a program with limits of 1.2 GB and ten CPU seconds per process."""
     command = [sys.executable, "-c", _COMMAND, "view", str(path)]
     one_thread = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, env=one_thread)

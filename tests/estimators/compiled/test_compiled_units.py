@@ -82,7 +82,7 @@ def test_something_is_new_in_each_turn() -> None:
 
 
 def adding(b: GraphBuilder) -> Callable[[str, OpClass, list[int], int, list[int]], int]:
-    """What adds an operation of one result: its class, types of operands and result, what it waits for."""
+    """Return a function that adds an operation with one result: name, class, types, dependencies."""
 
     def add(op: str, op_class: OpClass, operands: list[int], result: int, deps: list[int]) -> int:
         return b.add_node(
@@ -165,7 +165,7 @@ def operations(found: Unit) -> list[str]:
 
 
 def product_of(graph: OpGraph) -> tuple[list[str], tuple[int, ...]]:
-    """What the unit of the product does, and who shares its time."""
+    """Return the operations in the unit of the product, and the nodes that share its time."""
     found = units_of(graph, fused=True)
     number, nodes = next((number, nodes) for number, nodes in found.members if 3 in nodes)
     return operations(found.units[number]), nodes

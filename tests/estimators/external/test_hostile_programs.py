@@ -1,4 +1,4 @@
-"""Programs that write without end, leave children or huge files behind, and kept results that are damaged."""
+"""Programs that write without end or leave children or huge files, and damaged saved results."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_what_a_program_leaves_running_is_ended_with_it(tmp_path: Path) -> None:
 
 
 def _runs(process: int) -> bool:
-    """Whether a process runs; one that ended and that nobody asked about does not."""
+    """Return True if a process runs. A zombie does not."""
     status = Path(f"/proc/{process}/stat")
     try:
         os.kill(process, 0)

@@ -1,5 +1,5 @@
-"""Generated steps beside JAX programs of the same layers that XLA's partitioner split along a sequence, over
-experts and into stages (fixtures/make/parallel.py): products of a rank, and what it exchanges.
+"""Generated steps compared with JAX programs of the same layers that XLA's partitioner split along a
+sequence, over experts and into stages (fixtures/make/parallel.py): products and communication of a rank.
 """
 
 from __future__ import annotations

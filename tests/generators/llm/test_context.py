@@ -23,7 +23,7 @@ EXCHANGE = Layout(cp=4, context_all_to_all=True)
 
 
 def names_behind(graph: OpGraph, name: str) -> set[str]:
-    """What the first node of that name waits for, by name."""
+    """Return the names of the dependencies of the first node with a name."""
     node = next(each for each in range(len(graph)) if graph.node_name(each) == name)
     behind = [*graph.data_deps.row(node), *graph.control_deps.row(node)]
     return {graph.node_name(int(each)).rpartition("attention.")[2] for each in behind}

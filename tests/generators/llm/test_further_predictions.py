@@ -21,7 +21,7 @@ MICRO_BATCHES = 8
 
 
 def runs(graph: OpGraph) -> Counter[str]:
-    """How often a node of each name runs."""
+    """Return the number of executions by node name."""
     found: Counter[str] = Counter()
     for node, times in enumerate(graph.executions.tolist()):
         found[graph.node_name(node)] += round(times)

@@ -114,7 +114,7 @@ def mix(degrees: Habits, habits: Habits) -> Mix:
 
 
 def is_idle(degrees: Habits, habits: Habits) -> bool:
-    """Whether a habit says nothing at these degrees, so that another stands for it."""
+    """Return True if a setting has no effect at these degrees, so that another combination covers it."""
     return (
         (degrees["pp"] == 1 and (habits["schedule"] != "1f1b" or not habits["overlap.pipeline"]))
         or (degrees["cp"] == 1 and (habits["context"] != "gather" or not habits["overlap.context"]))
@@ -192,7 +192,7 @@ def test_traits_meet_in_pairs() -> None:
 
 
 def runs(made: Mix) -> None:
-    """What a step must keep: it is valid, but for what ASTRA-sim cannot do at all, and it ends."""
+    """Check that a step is valid, except for operations that ASTRA-sim does not support, and that it ends."""
     workload = training_workload(made.model, made.layout, made.training)
     report = hespas.check(workload, profile="astra-sim")
     errors = {each.code for each in report.details.violations if each.severity is Severity.ERROR}

@@ -19,7 +19,7 @@ def orders(name: ScheduleName, stages: int, chunks: int, micro_batches: int) -> 
 
 
 def finished(found: list[list[PassAction]], chunks: int, forward: int = 1, backward: int = 2) -> Fraction:
-    """When the last stage ends, messages taking no time; raises where stages wait for each other for ever."""
+    """Return the end of the last stage if messages take no time. Raises if the stages deadlock."""
     stages = len(found)
     splits = any(action.kind == "weights" for action in found[0])
     times = {"forward": forward, "backward": Fraction(backward, 2) if splits else backward}

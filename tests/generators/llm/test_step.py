@@ -1,5 +1,5 @@
-"""Steps of language models: work that no layout changes, the traffic of each scheme, and what STAGE gets
-wrong (numbers of its defects in the comments).
+"""Steps of language models: work that layouts do not change, the traffic of each scheme, and defects of STAGE
+(with their numbers in the comments).
 """
 
 from __future__ import annotations

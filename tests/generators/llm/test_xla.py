@@ -1,4 +1,4 @@
-"""Generated steps beside the same model written in JAX and lowered (fixtures/make/llama.py): products of each
+"""Generated steps compared with the same model in JAX (fixtures/make/llama.py), lowered: products of each
 rank, on one device and on a mesh of FSDP 2 x TP 4.
 """
 

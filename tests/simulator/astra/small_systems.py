@@ -80,7 +80,7 @@ def run(
 
 
 def finishes(done: AstraSimulation) -> list[int]:
-    """When each rank is done [ns]."""
+    """Return the finish time of each rank [ns]."""
     found: list[int] = done.statistics.finish_ns.tolist()
     return found
 

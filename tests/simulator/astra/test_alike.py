@@ -41,8 +41,8 @@ def kinds_and_equal(
     queues: int = 1,
     backend: Backend = "unaware",
 ) -> int | None:
-    """How many ranks were run in place of all, None where all have to be; the times of every node of every
-    rank are those of a run of all ranks.
+    """Return the number of simulated ranks; None if all are simulated. Check that the times of all nodes of
+    all ranks equal a run of all ranks.
     """
     options = AstraOptions(system=machine, network=wires, queues_per_dim=queues, backend=backend)
     traces = traces_of(workload, machine)

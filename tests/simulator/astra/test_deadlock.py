@@ -11,7 +11,7 @@ from tests.validators.checker.small_jobs import Steps, job_of
 
 
 def refused(job: Workload, match: str) -> Diagnostics:
-    """What is found in a job that ends in an error."""
+    """Return the diagnostics of a job that ends in an error."""
     found = Diagnostics()
     wires = network(("Ring", job.num_ranks))
     with pytest.raises(CheckFailedError, match=match):

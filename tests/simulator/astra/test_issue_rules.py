@@ -1,4 +1,4 @@
-"""What a rank runs when: slots, order of ids, messages, memory and replay. T = floor(500 + m / 53.687) ns."""
+"""Issue rule of a rank: slots, order of ids, messages, memory, replay. T = floor(500 + m / 53.687) ns."""
 
 from __future__ import annotations
 

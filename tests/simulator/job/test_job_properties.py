@@ -50,7 +50,7 @@ def test_ranks_that_behave_alike_are_simulated_once_with_the_same_result(
 
 
 def _rows(timeline: Timeline, rank: int) -> list[tuple[float, ...]]:
-    """What a rank did; receives in no order among what starts with them."""
+    """Return the sorted rows of a rank, because receives have no order among nodes with equal start."""
     mine = timeline.rank == rank
     columns = (timeline.node, timeline.start_ns, timeline.end_ns, timeline.wait_ns)
     return sorted(zip(*(column[mine].tolist() for column in columns), strict=True))

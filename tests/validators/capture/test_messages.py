@@ -1,4 +1,4 @@
-"""Sequences of collectives: loops written out, groups of a rank, and what is differences in two of them."""
+"""Sequences of collectives: unrolled loops, groups of a rank, and differences between two sequences."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def checked(folder: Path, backend: Backend = "unaware", queues: int = 1) -> Chec
 
 
 def finishes(folder: Path, backend: Backend = "unaware", queues: int = 1) -> list[int] | None:
-    """When each rank finishes [ns], None where there is no time."""
+    """Return the finish time of each rank [ns]; None if the simulation is rejected."""
     try:
         done = simulate(
             folder,
