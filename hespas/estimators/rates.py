@@ -15,7 +15,6 @@ for all of its bytes; contention and hierarchy are left to a simulator.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -68,7 +67,6 @@ __all__ = [
     "contraction_choices",
     "contraction_rate",
     "group_ranks_per_node",
-    "host_payload",
     "message_costs",
     "message_ranks_per_node",
     "node_energy_j",
@@ -605,19 +603,6 @@ def _traffic(
     return sent, np.where(ring, row[:, 3] * peers, tree)
 
 
-_PCIE_PAYLOAD = 0.86
-"""Share of the data in the traffic of PCIe 3 to 5: packets of 256 bytes have 26 bytes of headers and checks,
-130 bits carry 128, and 3 % are acknowledgements (PCI Express Base Specification 5.0, chapters 2 to 4).
-"""
-
-
-def host_payload(link: Link) -> float:
-    """Return the share of the data in the traffic of a host link: less than 1 if its name states PCIe 3, 4 or
-    5, and 1 for others. PCIe 6 has other packets, and NVLink-C2C has none of PCIe.
-    """
-    return _PCIE_PAYLOAD if re.search(r"\bpcie\s*(gen\s*)?[345]\b", link.name.casefold()) else 1.0
-
-
 def message_costs(graph: OpGraph, device: Device) -> NetworkCosts:
     """Return the time of each point-to-point message of a graph: one latency plus the bytes over one link of
     the device.
@@ -640,7 +625,7 @@ def message_costs(graph: OpGraph, device: Device) -> NetworkCosts:
         bandwidth = link.bandwidth_bytes_per_s
         if link.topology not in ("switch", "fully_connected") and not isnan(link.link_bandwidth_bytes_per_s):
             bandwidth = link.link_bandwidth_bytes_per_s
-        beta[index] = 1e9 / (bandwidth * (host_payload(link) if index == host else 1.0))
+        beta[index] = 1e9 / (bandwidth * (link.payload if index == host else 1.0))
     alpha = np.array([nan if link is None else link.latency_ns for link in links])
     local = ~(table.host | between_ranks(graph))
     duration = np.nan_to_num(alpha)[row] + table.comm_bytes * beta[row]

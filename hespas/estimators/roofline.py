@@ -34,7 +34,6 @@ from hespas.estimators.rates import (
     collective_time_ns,
     contraction_choices,
     contraction_rate,
-    host_payload,
     message_costs,
     peak_times,
     stored_bytes,
@@ -269,7 +268,7 @@ class Roofline:
         host_ns = np.full(len(graph), np.nan)  # traffic over the host link
         if (link := device.link("pcie")) is not None:
             latency_ns = 0.0 if isnan(link.latency_ns) else link.latency_ns
-            host_ns = latency_ns + graph.bytes_moved / (host_payload(link) * link.bandwidth_bytes_per_s) * 1e9
+            host_ns = latency_ns + graph.bytes_moved / (link.payload * link.bandwidth_bytes_per_s) * 1e9
             strings, copies = graph.strings, np.flatnonzero(over_host)
             limit_bytes_per_s = _PAGEABLE_BYTES_PER_S.get(device.vendor, _PAGEABLE_BYTES_PER_S[""])
             pageable = mapped(

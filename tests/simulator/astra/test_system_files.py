@@ -112,5 +112,5 @@ def test_loads_and_stores_of_a_trace_go_over_the_link_to_the_host() -> None:
     assert json.loads(files["remote_memory.json"]) == {
         "memory-type": "PER_NPU_MEMORY_EXPANSION",
         "remote-mem-latency": int(link.latency_ns),
-        "remote-mem-bw": int(link.bandwidth_bytes_per_s / 1e9),
+        "remote-mem-bw": int(0.86 * link.bandwidth_bytes_per_s / 1e9),  # packets have headers
     }
