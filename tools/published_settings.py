@@ -54,6 +54,12 @@ def with_settings(row: Mapping[str, str]) -> dict[str, str]:
     capacity = re.search(r"capacity[ _]factor (\d+(?:\.\d+)?)", notes)
     is_dropped = "over capacity dropped" in notes
     cells["capacity_factor"] = capacity[1] if capacity else "dropped" if is_dropped else ""
+    # Megatron-LM trained in fp16 accumulates and reduces gradients in 16 bits unless an option is given
+    # (--accumulate-allreduce-grads-in-fp32). The fused accumulation of 2022 needs that option.
+    is_early = re.search(r"Megatron-LM \(202[0-2]", row.get("framework", "")) is not None
+    reduces_16bit = is_early and "fp16" in row.get("precision", "")
+    cells["gradient_precision"] = "16bit" if reduces_16bit else ""
+    cells["gradient_fusion"] = "no" if reduces_16bit else ""
     # torchtitan prints the most memory that PyTorch's allocator has reserved
     cells["peak_memory_kind"] = "reserved" if row.get("source") == "torchtitan" else ""
     power = re.search(r"(\d+) W power limit", variant)

@@ -124,6 +124,10 @@ StepPrecision = Annotated[
         panel=_STEP,
     ),
 ]
+_GradientPrecision = Annotated[
+    Literal["f32", "16bit"],
+    Option("Accumulate and reduce gradients in f32, or in the 16-bit format of activations.", panel=_STEP),
+]
 _Recompute = Annotated[
     str,
     Option("Recompute activations in the backward pass.", metavar="none|selective|full|MODULES", panel=_STEP),
@@ -219,6 +223,7 @@ def llm_step(
     global_batch: _GlobalBatch = 0,
     micro_batch: _MicroBatch = 1,
     precision: StepPrecision = "bf16",
+    gradient_precision: _GradientPrecision = "f32",
     recompute: _Recompute = "none",
     offload: _Offload = "",
     schedule: _Schedule = "1f1b",
@@ -280,6 +285,14 @@ def llm_step(
             code="fsdp-is-zero-3",
             hint="give one of them",
         )
+    if gradient_precision == "16bit":
+        if numbers.compute == "f32":
+            raise UsageError(
+                f"`gradient_precision=16bit` contradicts `precision={precision}`: activations have 32 bits",
+                code="gradients-need-16-bits",
+                hint="choose a precision of 16 bits or less, such as `precision=bf16`",
+            )
+        numbers = replace(numbers, gradient=numbers.compute)
     optimizer_offload, recomputed = offload_of(offload, recompute_of(recompute))
     training = Training(
         seq=seq, global_batch=global_batch or dp * micro_batch, micro_batch=micro_batch,

@@ -143,6 +143,7 @@ _VALUES: dict[str, tuple[object, ...]] = {
     "--dp": (2,), "--tp": (2,), "--pp": (2,), "--vp": (2,), "--cp": (2,), "--ep": (2,), "--etp": (2,),
     "--zero": (3,), "--fsdp": (), "--data-shard": (1,), "--no-sequence-parallel": (), "--ring-attention": (),
     "--seq": (64,), "--global-batch": (8,), "--micro-batch": (2,), "--precision": ("fp8",),
+    "--gradient-precision": ("16bit",),
     "--recompute": ("full",), "--schedule": ("gpipe",), "--lora-rank": (4,), "--framework": ("maxtext",),
     "--overlap": ("none",), "--capacity": (1,), "--imbalance": (2,), "--phase": ("decode",), "--batch": (2,),
     "--expert-node": (2,), "--context-all-to-all": (), "--offload": ("optimizer",),

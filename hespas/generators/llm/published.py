@@ -69,6 +69,9 @@ SETTINGS: Mapping[str, str] = {
     "context_communication": "all-to-all or ring: exchange between context ranks",
     "capacity_factor": "capacity factor of experts; dropped: tokens are dropped at an unknown capacity",
     "compiled": "yes or no: kernels are fused by a compiler; empty: as the framework does by default",
+    "gradient_precision": "f32 or 16bit: format in which gradients are accumulated and reduced; empty: 16bit "
+    "for MLPerf and for optimizers with `mode pure`, otherwise f32",
+    "gradient_fusion": "yes or no: matmuls add to accumulated gradients (Megatron); empty: yes",
     "attention_flops": "full or half: part of the square of attention in the published FLOPs",
     "peak_memory_kind": "allocated or reserved: memory that peak_memory_gib counts; empty: allocated",
     "power_limit_w": "power limit of the accelerator [W], if it is not the usual one",
@@ -105,6 +108,8 @@ class _RunColumns(msgspec.Struct, frozen=True, kw_only=True):
     expert_dispatch: Literal["", "all-to-all", "deepep", "hybridep"] = ""
     context_communication: Literal["", "all-to-all", "ring"] = ""
     compiled: Literal["", "yes", "no"] = ""
+    gradient_precision: Literal["", "f32", "16bit"] = ""
+    gradient_fusion: Literal["", "yes", "no"] = ""
     attention_flops: Literal["", "full", "half"] = ""
     peak_memory_kind: Literal["", "allocated", "reserved"] = ""
     power_limit_w: _Positive = nan
@@ -378,9 +383,10 @@ def _training(cells: _RunCells, layout: Layout) -> Training:
     if not precision_name:
         cells.report("precision", f"precision {clipped(text)!r} is not known: bf16 assumed")
     precision = precision_of(precision_name or "bf16")
-    if "mode pure" in optimizer or (source == "MLPerf-Training" and precision.compute == "bf16"):
-        # Composer's mode PURE reduces gradients in 16 bits, submissions to MLPerf accumulate them in 16 bits.
-        precision = replace(precision, gradient="bf16")
+    # Composer's mode PURE reduces gradients in 16 bits, submissions to MLPerf accumulate them in 16 bits.
+    is_usual = "mode pure" in optimizer or (source == "MLPerf-Training" and precision.compute == "bf16")
+    if cells.columns.gradient_precision == "16bit" or (is_usual and not cells.columns.gradient_precision):
+        precision = replace(precision, gradient="bf16" if precision.compute == "f32" else precision.compute)
     lora_rank = 0
     if lora:
         match = re.search(r"rank (\d{1,6})\b", cells.text("optimizer"))
@@ -413,6 +419,7 @@ def _training(cells: _RunCells, layout: Layout) -> Training:
         compiled=cells.columns.compiled == "yes"
         or (not cells.columns.compiled and source not in _RUN_EAGERLY),
         transposed_weights=not lora and needs_transposed,
+        fused_gradients=cells.columns.gradient_fusion != "no",
         launch=_LAUNCHES.get(cells.columns.cuda_graphs, "kernels"),
         library=library,
     )

@@ -362,25 +362,33 @@ class ModelRank:
         self, k: KernelWriter, layer: LinearLayer, grad: Value, x: Value, element: str
     ) -> None:
         """Add the gradient of a matrix, at once or in a separate pass. In Megatron-Core the matmul adds its
-        result to the accumulated gradient, unless training is in 16 bits only.
+        result to the accumulated gradient, unless training is in 16 bits only. Without fusion a separate
+        kernel adds it.
         """
         port = f"{k.module}.{layer.name}.grad"
         k.name_port(port, grad)
         source = k.named(x, f"{k.module}.{layer.name}.input")
         accumulates = self.training.style == "megatron" and not self.training.pure_16bit
+        is_fused = accumulates and self.training.fused_gradients
 
         def make(later: KernelWriter) -> object:
             node = later.product(
                 f"{layer.name}.wgrad",
                 (layer.inputs, layer.outputs, layer.rows),
                 left=element,
-                result=self.precision.gradient if accumulates else self.precision.compute,
+                result=self.precision.gradient if is_fused else self.precision.compute,
                 batch=layer.count,
-                accumulate=accumulates,
+                accumulate=is_fused,
                 in_place=True,
                 after=[f"backward:{port}", source],
                 port=f"{port}.weights",
             )
+            if accumulates and not is_fused:
+                shape = (layer.count * layer.inputs, layer.outputs)
+                made, summed = (TensorSpec(shape, dtype) for dtype in (self.precision.compute, self.gradient))
+                node = later.vector(
+                    f"{layer.name}.wgrad.add", "add", [made, summed], [summed], after=[node], in_place=True
+                )
             later.made.append(node)
             return node
 

@@ -271,6 +271,10 @@ class Training:
     """Only the linear layers of attention have adapters."""
     launch: Launch = "kernels"
     """Launch mode of kernels; an XLA program (MaxText) is launched as a whole."""
+    fused_gradients: bool = True
+    """Matmuls of Megatron-Core add to accumulated gradients; otherwise a separate kernel adds their results,
+    as in Megatron-LM with 16-bit gradients before 2023 (its fused kernel required 32-bit gradients).
+    """
     library: str = ""
     """Library of fused attention (:data:`hespas.hardware.kernel_shares.LIBRARIES`); empty: by ``style``."""
 

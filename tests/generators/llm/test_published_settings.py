@@ -52,6 +52,22 @@ def test_a_variant_of_an_accelerator_states_its_power_and_memory() -> None:
     assert (found["power_limit_w"], found["memory_bandwidth_gb_per_s"]) == ("500", "2400")
 
 
+@pytest.mark.parametrize(
+    ("framework", "precision", "expected"),
+    [
+        ("Megatron-LM (2021-04)", "fp16 mixed", ("f16", False)),
+        ("Megatron-LM (2021-04)", "bf16", ("f32", True)),
+        ("Megatron-Core 0.8", "fp16 mixed", ("f32", True)),
+    ],
+)
+def test_early_megatron_reduces_fp16_gradients_in_16_bits(
+    framework: str, precision: str, expected: tuple[str, bool]
+) -> None:
+    row = {**ROW, "source": "Megatron-LM", "framework": framework, "precision": precision}
+    found = run_of(with_settings(row), "here", Diagnostics()).training
+    assert (found.precision.gradient, found.fused_gradients) == expected
+
+
 @pytest.mark.parametrize("columns", [dict.fromkeys(SETTINGS, ""), {}])
 def test_notes_change_nothing(tmp_path: Path, columns: dict[str, str]) -> None:
     text = "communication overlap off; capacity factor 2; no torch.compile; cuda graphs"

@@ -146,6 +146,37 @@ def test_a_sharded_optimizer_scatters_gradients_and_gathers_weights() -> None:
     assert sum(calls(graph, CollectiveKind.ALL_GATHER, shards)) == 2 * parameters_of_dense() / 4
 
 
+def test_gradients_of_16_bits_halve_their_traffic() -> None:
+    made = hespas.llm_step("llama-3-8b", dp=4, zero=0, precision="fp16", gradient_precision="16bit", seq=64)
+    wide = hespas.llm_step("llama-3-8b", dp=4, zero=0, precision="fp16", seq=64)
+    narrow_bytes, wide_bytes = (
+        sum(each for each in calls(made.workload().classes[0], CollectiveKind.ALL_REDUCE, groups) if each > 4)
+        for made in (made, wide)
+        for groups in (RankGroups(made.layout).data,)
+    )
+    assert narrow_bytes == wide_bytes / 2
+    narrow, whole = made.account(), wide.account()
+    assert whole.peak_memory_bytes - narrow.peak_memory_bytes == 2 * made.account().parameters
+    with pytest.raises(UsageError, match="activations have 32 bits"):
+        hespas.llm_step("llama-3-8b", precision="f32", gradient_precision="16bit")
+
+
+def test_gradients_without_fusion_are_added_by_a_kernel_per_matrix() -> None:
+    fused, apart = (
+        step(DENSE, Layout(), precision=precision_of("fp16"), fused_gradients=fused).classes[0]
+        for fused in (True, False)
+    )
+    names = [apart.node_name(number) for number in range(len(apart))]
+    added = [number for number, name in enumerate(names) if name.endswith("wgrad.add")]
+    products = [number for number, name in enumerate(names) if f"{name}.add" in names]
+    assert len(added) == len(products) > 0
+    assert len(apart) == len(fused) + len(added)
+    # The product writes 16 bits. The addition reads them and the sum of 32 bits, and writes the sum.
+    elements = apart.bytes_written[products] / 2
+    assert apart.bytes_read[added].tolist() == (6 * elements).tolist()
+    assert apart.bytes_written[added].tolist() == (4 * elements).tolist()
+
+
 @pytest.mark.parametrize("micro", [1, 2, 5])
 @pytest.mark.parametrize(
     ("zero", "style", "gathers"), [(3, "megatron", 2), (3, "torchtitan", 2), (2, "torchtitan", 1)]
