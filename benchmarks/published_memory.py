@@ -23,7 +23,7 @@ from hespas.generators.llm.published import PublishedRun, rows_of, run_of
 from hespas.generators.llm.settings import Training
 from hespas.graph.diagnostics import Diagnostics
 from hespas.graph.errors import UnsupportedError
-from hespas.hardware.library import device_names, load_device
+from hespas.hardware import device_names, fits_memory, load_device
 from tools.published_settings import with_settings
 
 __all__ = ["Run", "fullest", "main", "runs"]
@@ -99,6 +99,9 @@ def _compare(found: Sequence[Run], detailed: bool) -> bool:
         error = predicted / measured - 1
         stated = _UNIT_NOT_STATED not in run.row["peak_memory_other"]
         errors[run.row["source"] if stated else f"{run.row['source']} ({_UNIT_NOT_STATED})"].append(error)
+        if run.row["peak_memory_other"].endswith("GiB reserved"):
+            reserved = float(run.row["peak_memory_other"].split()[0])
+            errors[f"{run.row['source']}, reserved"].append(memory.reserved_bytes / _GIB / reserved - 1)
         model, layout, training = run.settings.model, run.settings.layout, run.settings.training
         degrees = _degrees(layout, training)
         key = (model.name, degrees, training.precision.name, measured)
@@ -139,13 +142,13 @@ def _fits(found: Sequence[Run]) -> bool:
         else:
             checked += 1
             memory = fullest(run)
-            capacity = load_device(run.row["accelerator"]).main_memory.capacity_bytes
-            if memory.peak_bytes > capacity:
+            capacity = run.settings.capacity_bytes(load_device(run.row["accelerator"]))
+            if fits_memory(memory.device_bytes, capacity) is False:
                 wrong += 1
                 print(
                     f"does not fit: row {run.number} {run.row['source']} {run.row['model']} "
                     f"{run.row['accelerator']} {_degrees(run.settings.layout, run.settings.training)}: "
-                    f"{memory.peak_bytes / 1e9:.1f} of {capacity / 1e9:.1f} GB"
+                    f"{memory.device_bytes / 1e9:.1f} of {capacity / 1e9:.1f} GB"
                 )
     print(f"{checked} runs checked, {wrong} do not fit")
     for gap, count in sorted(gaps.items()):

@@ -64,6 +64,8 @@ def with_settings(row: Mapping[str, str]) -> dict[str, str]:
     cells["peak_memory_kind"] = "reserved" if row.get("source") == "torchtitan" else ""
     power = re.search(r"(\d+) W power limit", variant)
     cells["power_limit_w"] = power[1] if power else ""
+    memory = re.search(r"(\d+) GB HBM", variant)
+    cells["memory_gib"] = memory[1] if memory else ""
     bandwidth = re.search(r"(\d+(?:\.\d+)?) TB/s", variant)
     cells["memory_bandwidth_gb_per_s"] = f"{float(bandwidth[1]) * 1e3:g}" if bandwidth else ""
     return {**row, **{name: cells[name] for name in missing}}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, astuple, dataclass
 from math import isnan, nan
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
@@ -17,13 +17,13 @@ from hespas.api.io import write
 from hespas.converters import WriteOptions
 from hespas.converters.chakra.sizes import trace_bytes
 from hespas.files.documents import Count, Figure, document_bytes
-from hespas.generators.spec import Account, Generator
+from hespas.generators.spec import Account, Generator, MemoryFigure
 from hespas.graph import Diagnostics, Workload
 from hespas.graph.errors import UnsupportedError
 from hespas.graph.hints import DEVICE, Option
 from hespas.graph.passes import totals
 from hespas.graph.progress import Progress
-from hespas.hardware import StepFactor, System, load_device
+from hespas.hardware import StepFactor, System, fits_memory, load_device
 from hespas.report import Column, Table, column_of, table_from_rows
 from hespas.report.charts import Chart
 from hespas.report.texts import bytes_text, count_text, counted, fits_text, flops_text
@@ -35,10 +35,13 @@ __all__ = ["GenerationDocument", "GenerationResult", "MemoryShare", "StepDocumen
 
 
 class MemoryShare(msgspec.Struct, frozen=True, kw_only=True):
-    """Share of the memory of the fullest rank."""
+    """Share of the memory of the fullest rank. ``counted_as`` is the smallest figure that includes it:
+    allocated (all tensors), reserved (also free memory of the allocator) or device (also other libraries).
+    """
 
     what: str
     size_bytes: Figure
+    counted_as: MemoryFigure
 
 
 class StepDocument(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,8 +63,9 @@ class StepDocument(msgspec.Struct, frozen=True, kw_only=True):
 
 class GenerationDocument(Document, frozen=True, kw_only=True):
     """JSON document of ``hespas generate --json``. FLOPs are sums over all ranks. Memory is of the rank that
-    needs most. Collective bytes are the mean payload per rank. et_bytes is the size of the traces of all
-    ranks, capacity_bytes the memory of the device if one is named.
+    needs most: of all tensors (peak), of the allocator (reserved), and the memory that the device must have.
+    Collective bytes are the mean payload per rank. et_bytes is the size of the traces of all ranks,
+    capacity_bytes the memory of the device if one is named.
     """
 
     schema: Literal["hespas.generate/1"] = "hespas.generate/1"
@@ -74,6 +78,8 @@ class GenerationDocument(Document, frozen=True, kw_only=True):
     hardware_flops_per_step: Figure
     parameters: Figure
     peak_memory_bytes: Figure
+    reserved_memory_bytes: Figure
+    device_memory_bytes: Figure
     capacity_bytes: Figure
     fits: bool | None
     collective_bytes_per_rank: Figure
@@ -104,9 +110,10 @@ class GenerationResult(Result):
         """Return True if the memory of the fullest rank fits into the device; None if either size is
         unknown.
         """
-        if isnan(self.account.peak_memory_bytes) or isnan(self.capacity_bytes):
-            return None
-        return self.account.peak_memory_bytes <= self.capacity_bytes
+        needed_bytes = self.account.device_memory_bytes
+        return fits_memory(
+            self.account.peak_memory_bytes if isnan(needed_bytes) else needed_bytes, self.capacity_bytes
+        )
 
     @property
     def nodes_per_rank_max(self) -> int:
@@ -155,10 +162,12 @@ class GenerationResult(Result):
             hardware_flops_per_step=account.hardware_flops_per_step,
             parameters=account.parameters,
             peak_memory_bytes=account.peak_memory_bytes,
+            reserved_memory_bytes=account.reserved_memory_bytes,
+            device_memory_bytes=account.device_memory_bytes,
             capacity_bytes=self.capacity_bytes,
             fits=self.fits,
             collective_bytes_per_rank=self.collective_bytes_per_rank,
-            memory=[MemoryShare(what=share.what, size_bytes=share.size_bytes) for share in account.memory],
+            memory=[MemoryShare(**asdict(share)) for share in account.memory],
             step=step_document,
         )
 
@@ -168,12 +177,17 @@ class GenerationResult(Result):
 
     def table(self) -> Table:
         """Return the memory of the fullest rank: one row per kind of content."""
-        header = (Column("what"), column_of("size_bytes"))
-        return table_from_rows(header, [(share.what, share.size_bytes) for share in self.account.memory])
+        header = (Column("what"), column_of("size_bytes"), Column("counted_as"))
+        return table_from_rows(header, [astuple(share) for share in self.account.memory])
 
     def figures(self) -> list[tuple[str, str]]:
         """Return the known figures of the workload with their values as texts."""
         account = self.account
+
+        def beyond(size_bytes: float) -> str:
+            """Return the text of a figure that includes more than the tensors."""
+            return bytes_text(size_bytes) if size_bytes > account.peak_memory_bytes else ""
+
         capacity = (fits_text(self.fits, self.capacity_bytes) or "unknown") if self.hardware else ""
         figures = [
             ("maximum nodes per rank", count_text(self.nodes_per_rank_max)),
@@ -183,6 +197,8 @@ class GenerationResult(Result):
             ("hardware FLOPs per step", flops_text(account.hardware_flops_per_step)),
             ("collective payload per rank", bytes_text(self.collective_bytes_per_rank)),
             ("peak memory per rank", bytes_text(account.peak_memory_bytes)),
+            ("reserved memory per rank", beyond(account.reserved_memory_bytes)),
+            ("device memory per rank", beyond(account.device_memory_bytes)),
             (f"memory of {self.hardware}", capacity),
         ]
         return [figure for figure in figures if figure[1]]

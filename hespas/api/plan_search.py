@@ -18,7 +18,7 @@ from hespas.generators.llm.space import Candidate, LayoutSpace
 from hespas.graph import Diagnostics
 from hespas.graph.errors import UsageError
 from hespas.graph.progress import Progress
-from hespas.hardware import Device, System
+from hespas.hardware import Device, System, fits_memory
 from hespas.hardware.prices import DeviceTerms
 
 if TYPE_CHECKING:
@@ -179,8 +179,8 @@ class LayoutSearch:
                 continue
             step = replace(self.step, layout=candidate.layout, training=candidate.training)
             account = step.account()
-            capacity = space.machine.device.main_memory.capacity_bytes
-            if 0 <= capacity < account.peak_memory_bytes:
+            capacity_bytes = space.machine.device.main_memory.capacity_bytes
+            if fits_memory(account.device_memory_bytes, capacity_bytes) is False:
                 beyond += 1
                 continue
             if self.progress:

@@ -169,7 +169,7 @@ class SimulationResult(Result, Simulation):
         share = last.exposed_comm_ns / self.operations_ns if self.operations_ns > 0 else nan
         note = "" if isnan(share) else f"{share:.1%} of the step, of the rank that finishes last"
         yield "Exposed communication", time_text(last.exposed_comm_ns), note
-        fullest = max(self.memory, key=lambda memory: memory.use.peak_bytes, default=None)
+        fullest = max(self.memory, key=lambda memory: memory.device_bytes, default=None)
         if fullest is not None:
             fits = fits_text(fullest.fits, fullest.capacity_bytes)
             whole = "of the whole job before partitioning" if fullest.is_whole_job else fits
@@ -311,6 +311,7 @@ class _MemoryDocument(msgspec.Struct, frozen=True, kw_only=True):
     collectives_bytes: Figure
     donated_bytes: Figure
     unlisted_bytes: Figure
+    device_bytes: Figure
     capacity_bytes: Figure
     fits: bool | None
     is_lower_bound: bool
@@ -334,6 +335,7 @@ def _memory_document(memory: RankMemory, graph: OpGraph) -> _MemoryDocument:
         collectives_bytes=use.collectives_bytes,
         donated_bytes=use.donated_bytes,
         unlisted_bytes=use.unlisted_bytes,
+        device_bytes=memory.device_bytes,
         capacity_bytes=memory.capacity_bytes,
         fits=memory.fits,
         is_lower_bound=use.is_lower_bound,

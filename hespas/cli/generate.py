@@ -205,7 +205,8 @@ def _make(call: Call, generator: Generator) -> None:
     header = (Column("figure"), *columns("number", "value", write=str))
     emit(table_from_rows(header, done.figures()).to_text())
     if done.account.memory:
-        emit(done.table().select({"what": "memory of the fullest rank", "size_bytes": "size"}).to_text())
+        titles = {"what": "memory of the fullest rank", "size_bytes": "size", "counted_as": "counted as"}
+        emit(done.table().select(titles).to_text())
 
 
 _RENAMED = renamed_options(

@@ -214,6 +214,10 @@ def _print_memory(memory: RankMemory, graph: OpGraph) -> None:
     node = f", {graph.node_name(use.at_node)}" if use.at_node >= 0 and graph.node_name(use.at_node) else ""
     whole = "of the whole job before partitioning" if memory.is_whole_job else ""
     fit = whole or fits_text(memory.fits, memory.capacity_bytes)
+    if memory.outside_bytes:
+        fit = f"{fit}, {bytes_text(memory.device_bytes)} with the GPU context and libraries".removeprefix(
+            ", "
+        )
     note = f", {fit}" if fit else ""
     emit("")
     emit(f"memory: {at_least}{bytes_text(use.peak_bytes)}{time}{node}{note}")

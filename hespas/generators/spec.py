@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from math import nan
-from typing import Any, Protocol, cast
+from typing import Any, Literal, Protocol, cast
 
 from hespas.graph import CollectiveKind, Workload
 from hespas.graph.errors import UsageError
@@ -17,6 +17,7 @@ __all__ = [
     "Bounded",
     "Filling",
     "Generator",
+    "MemoryFigure",
     "beyond_bound",
     "check_positive",
     "cuts_of",
@@ -74,18 +75,25 @@ def cuts_of(kind: CollectiveKind, members: int) -> tuple[int, int]:
     return operand_parts, result_parts
 
 
+MemoryFigure = Literal["allocated", "reserved", "device"]
+"""Memory of a rank: of all tensors, also of free blocks of the allocator, also of other libraries."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filling:
-    """Part of the peak memory of the rank with the highest peak, such as weights or activations."""
+    """Part of the peak memory of the rank with the highest peak, such as weights or activations.
+    ``counted_as`` is the smallest figure that includes it.
+    """
 
     what: str
     size_bytes: float
+    counted_as: MemoryFigure = "allocated"
 
 
-def fillings(parts: Mapping[str, int]) -> tuple[Filling, ...]:
+def fillings(parts: Mapping[str, int], counted_as: MemoryFigure = "allocated") -> tuple[Filling, ...]:
     """Return the non-empty parts of a memory account, the largest first."""
     largest = sorted((part for part in parts.items() if part[1]), key=lambda part: -part[1])
-    return tuple(Filling(what=what, size_bytes=float(size)) for what, size in largest)
+    return tuple(Filling(what=what, size_bytes=float(size), counted_as=counted_as) for what, size in largest)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,13 +102,17 @@ class Account:
 
     ``model_flops_per_step`` has the FLOPs of the model. ``hardware_flops_per_step`` also includes
     recomputation, work that several ranks repeat, and padding. Both are sums over all ranks.
-    ``peak_memory_bytes`` is the peak memory of the rank that needs most; ``memory`` has its parts.
+    ``peak_memory_bytes`` is the peak memory of all tensors of the rank that needs most; ``memory`` has its
+    parts. ``reserved_memory_bytes`` is the memory of the allocator, ``device_memory_bytes`` the memory that
+    the device must have.
     """
 
     parameters: float = nan
     model_flops_per_step: float = nan
     hardware_flops_per_step: float = nan
     peak_memory_bytes: float = nan
+    reserved_memory_bytes: float = nan
+    device_memory_bytes: float = nan
     memory: tuple[Filling, ...] = ()
 
 

@@ -71,8 +71,9 @@ Trip counts and branches that depend on them are guesses.
 PROGRAM_BYTES = "program_bytes"
 """Metadata key of a program whose parameters and results are not nodes: bytes of parameters, of results, and
 of parameters that results overwrite, separated by spaces. An optional fourth number is the peak memory of a
-rank, if the generator accounts for memory that no node allocates (gathered weights, workspace, buffers of
-libraries). Rank classes are separated by semicolons.
+rank, if the generator accounts for memory that no node allocates (gathered weights, workspace). A fifth
+number is the memory that the device must have, with the context of the GPU and buffers of libraries. Rank
+classes are separated by semicolons.
 """
 
 

@@ -17,6 +17,7 @@ from hespas.hardware.devices import (
     Peak,
     SystolicArray,
     device_to_toml,
+    fits_memory,
     write_device,
 )
 from hespas.hardware.library import (
@@ -70,6 +71,7 @@ __all__ = [
     "device_names",
     "device_to_toml",
     "find_device",
+    "fits_memory",
     "is_path",
     "load_device",
     "load_system",

@@ -75,6 +75,7 @@ __all__ = [
     "Topology",
     "Unit",
     "device_to_toml",
+    "fits_memory",
     "read_device",
     "write_device",
 ]
@@ -165,6 +166,15 @@ class Memory(TomlRow, frozen=True, kw_only=True):
     note: Text = ""
     energy_pj_per_byte: PositiveOrNan = nan
     energy_source: Text = ""
+
+
+def fits_memory(needed_bytes: float, capacity_bytes: float) -> bool | None:
+    """Return True if ``needed_bytes`` fit in a memory of ``capacity_bytes``. None if a size is unknown
+    (NaN, or a negative capacity).
+    """
+    if isnan(needed_bytes) or not capacity_bytes >= 0:
+        return None
+    return needed_bytes <= capacity_bytes
 
 
 class Link(TomlRow, frozen=True, kw_only=True):

@@ -2,10 +2,15 @@
 
 The account follows the schedule of a step. Between its forward and backward pass, a micro-batch holds the
 saved activations of its layers. The running layer, the loss or the gradient of the embedding needs working
-memory in addition. Only tensors are counted (``torch.cuda.max_memory_allocated``), without the device's
-context and the buffers of communication libraries. For PyTorch's own FSDP the account also has the memory
-that the allocator reserves (``max_memory_reserved``, which torchtitan prints): each stream has a separate
-pool.
+memory in addition. Three figures include each other:
+
+* allocated: all tensors (``torch.cuda.max_memory_allocated``);
+* reserved: also the other memory of the allocator (``max_memory_reserved``, which torchtitan prints). Each
+  stream has a separate pool, and blocks have unused parts. It is unknown for XLA, and for ZeRO-2 and ZeRO-3
+  of Megatron-Core;
+* device: also the context of the GPU and the buffers of the communication library. This figure must fit in
+  the memory of the device. Unused parts of blocks are not included, because PyTorch frees unused blocks
+  before it reports that memory is exhausted (``nvidia-smi`` shows them).
 """
 
 from __future__ import annotations
@@ -37,7 +42,32 @@ from hespas.graph.columns import dtype
 __all__ = ["RankState", "StageMemory", "memory_of"]
 
 _WORKSPACE_BYTES = 32 * 2**20
-"""Workspace of a matrix library per stream, on current devices."""
+"""Workspace of a matrix library per stream: the size that the cuBLAS manual recommends for Hopper
+(``cublasSetWorkspace``), which PyTorch and Transformer Engine use. Older devices have 4 to 8 MiB.
+"""
+_UNUSED_PARTS = 0.05
+"""Unused parts of the allocator's blocks, as a share of the allocated memory. Blocks above 1 MiB are cut from
+segments of 20 MiB or more, in steps of 512 bytes (PyTorch: ``CUDACachingAllocator``), so that their number is
+not known in advance. The share is the mean of 43 runs of Megatron-Core (3 to 9 %) and was chosen with these.
+"""
+_CONTEXT_BYTES = 400 * 10**6
+"""Context of a GPU with the kernels that a process uses (github.com/pytorch/pytorch, issue 109888: CUDA 11.7
+and later, which load kernels at first use).
+"""
+_PAIR_BYTES, _GROUP_BYTES = 544 * 2**20, 688 * 2**20
+"""Buffers of a communicator of two ranks, and of more ranks, for collectives: measured on A100 with NVLink
+(github.com/NVIDIA/nccl, issue 964). Each channel has receive buffers for three protocols per neighbour in the
+ring and tree, one of them of ``NCCL_BUFFSIZE`` = 4 MiB. RCCL needs as much (github.com/Lumi-supercomputer,
+LUMI-AI-Guide, issue 111: 0.65 GiB per communicator).
+"""
+_PEER_BYTES = 32 * (10 + 2) * 2**20
+"""Buffers for messages to and from a rank of the same node: 32 channels with 10 MiB to receive and 2 MiB to
+send (github.com/NVIDIA/nccl, issue 1685, an all-to-all between eight H100).
+"""
+_MOST_PEERS = 7
+"""Limit on ranks with own message buffers: all others in a node of eight. Ranks of other nodes share one
+buffer (github.com/NVIDIA/nccl, issue 1450).
+"""
 
 
 @dataclass(frozen=True)
@@ -216,6 +246,8 @@ class RankState:
         )
 
 
+_UNUSED = "unused parts of blocks"
+"""Memory of the allocator that no tensor uses."""
 _STEADY = 4
 """Rounds of the pipeline after which the number of micro-batches in flight does not increase."""
 
@@ -223,13 +255,15 @@ _STEADY = 4
 @dataclass(frozen=True)
 class StageMemory:
     """Peak memory of the ranks of a pipeline stage. ``moment`` describes the time of the peak. ``parts`` are
-    the bytes by kind. ``pooled`` are the additional bytes that the allocator reserves (None: unknown).
+    the allocated bytes by kind. ``pooled`` are the additional bytes that the allocator reserves (None:
+    unknown), and ``outside`` the bytes that other libraries allocate.
     """
 
     stage: int
     moment: str
     parts: Mapping[str, int]
     pooled: Mapping[str, int] | None = field(default=None)
+    outside: Mapping[str, int] = field(default_factory=dict[str, int])
 
     @property
     def peak_bytes(self) -> int:
@@ -238,8 +272,15 @@ class StageMemory:
 
     @property
     def filling(self) -> tuple[Filling, ...]:
-        """Parts of the memory, the largest first."""
-        return fillings(self.parts)
+        """Parts of the memory by the figure that includes them first; of each figure, the largest first."""
+        reserved, outside = fillings(self.pooled or {}, "reserved"), fillings(self.outside, "device")
+        return (*fillings(self.parts), *reserved, *outside)
+
+    @property
+    def device_bytes(self) -> int:
+        """Bytes that the memory of the device must have: without unused parts of the allocator's blocks."""
+        pools = {name: size for name, size in (self.pooled or {}).items() if name != _UNUSED}
+        return self.peak_bytes + sum(pools.values()) + sum(self.outside.values())
 
     @property
     def reserved_bytes(self) -> float:
@@ -492,16 +533,19 @@ class _StageAccount:
         if sum(step.values()) > sum(parts.values()):
             parts, name = step, "optimizer step"
         parts = {kind: size for kind, size in parts.items() if size}
-        return StageMemory(self.stage, name, parts, self._pooled())
+        return StageMemory(self.stage, name, parts, self._pooled(_sum(parts)), self._outside())
 
-    def _pooled(self) -> Parts | None:
-        """Return the additional bytes that the allocator reserves in the memory pools of other streams. None
-        except for PyTorch's FSDP (torchtitan with ZeRO-3).
+    def _pooled(self, allocated: int) -> Parts | None:
+        """Return the additional bytes that the allocator reserves. None if they are unknown.
 
-        These pools hold gathered weights, gradients that are reduced in 32 bits, and their shards. Blocks of
-        16-bit logits are also counted, because they are too small to be reused for 32-bit logits.
+        PyTorch's FSDP (torchtitan with ZeRO-3) has memory pools of other streams. These hold gathered
+        weights, gradients that are reduced in 32 bits, and their shards. Blocks of 16-bit logits are also
+        counted, because they are too small to be reused for 32-bit logits. For Megatron-Core without sharded
+        gradients these are the unused parts of blocks.
         """
         state, training = self._state, self.rank.training
+        if training.style == "megatron" and self.rank.layout.zero < 2:
+            return {_UNUSED: round(_UNUSED_PARTS * allocated)}
         if training.style != "torchtitan" or not state.shards_weights:
             return None
         groups = (None, *dict.fromkeys(state.layers))
@@ -514,6 +558,30 @@ class _StageAccount:
             "pool of reductions": 4 * max(state.trained(layer) for layer in groups) + shards,
             "room of 16-bit logits": logits,
         }
+
+    def _outside(self) -> Parts:
+        """Return the bytes of the context of the GPU and of the communication library. Empty for XLA
+        (MaxText), which runs on TPUs too.
+
+        Frameworks make a communicator for each of the groups of tensor-, context-, data- and
+        expert-parallel ranks, of the stages, and of all ranks.
+        """
+        layout = self.rank.layout
+        if self.rank.training.style == "maxtext":
+            return {}
+        gathers_keys = not (layout.ring_attention or layout.context_all_to_all)
+        copies = layout.edp if layout.ep > 1 or layout.etp > 1 else 1
+        everyone = layout.ranks if layout.ranks > layout.replicas else 1
+        groups = (layout.tp, layout.cp if gathers_keys else 1, layout.replicas, layout.pp, layout.etp, copies)
+        sizes = [size for size in (*groups, everyone) if size > 1]
+        peers = layout.ep - 1
+        if layout.ring_attention:
+            peers += min(layout.cp - 1, 2)
+        elif layout.context_all_to_all:
+            peers += layout.cp - 1
+        buffers = sum(_PAIR_BYTES if size == 2 else _GROUP_BYTES for size in sizes)
+        buffers += min(peers, _MOST_PEERS) * _PEER_BYTES
+        return {"GPU context": _CONTEXT_BYTES, "communication library": buffers}
 
 
 def _sum(parts: Mapping[str, int]) -> int:

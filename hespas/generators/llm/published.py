@@ -75,6 +75,7 @@ SETTINGS: Mapping[str, str] = {
     "attention_flops": "full or half: part of the square of attention in the published FLOPs",
     "peak_memory_kind": "allocated or reserved: memory that peak_memory_gib counts; empty: allocated",
     "power_limit_w": "power limit of the accelerator [W], if it is not the usual one",
+    "memory_gib": "memory of the accelerator [GiB], if it is not the usual one",
     "memory_bandwidth_gb_per_s": "memory bandwidth of the accelerator [GB/s], if it is not the usual one",
 }
 """Columns by name, with their values. An empty cell means that the source does not give the setting."""
@@ -113,6 +114,7 @@ class _RunColumns(msgspec.Struct, frozen=True, kw_only=True):
     attention_flops: Literal["", "full", "half"] = ""
     peak_memory_kind: Literal["", "allocated", "reserved"] = ""
     power_limit_w: _Positive = nan
+    memory_gib: _Positive = nan
     memory_bandwidth_gb_per_s: _Positive = nan
 
 
@@ -153,6 +155,11 @@ class PublishedRun:
             return None
         ratio = float(memory) * 1e9 / device.main_memory.bandwidth_bytes_per_s if memory else 1.0
         return Board(device=device.name, power_w=float(power) if power else 0.0, bandwidth=ratio)
+
+    def capacity_bytes(self, device: Device) -> int:
+        """Return the memory of the GPU board in the row, else of the device (-1: unknown)."""
+        stated = self.row.get("memory_gib", "")
+        return round(float(stated) * 2**30) if stated else device.main_memory.capacity_bytes
 
     def facts(self, device: Device) -> StepFacts:
         """Return the facts of the step on ``device`` that simulators need in addition to the graph."""

@@ -624,7 +624,7 @@ class LlmStep:
         stage_bytes: list[str] = []
         for stage in memory_of(self.model, self.layout, self.training):
             size = sum(stage.parts.get(name, 0) for name in _STATES)
-            stage_bytes.append(f"{size} {size} {size} {stage.peak_bytes}")
+            stage_bytes.append(f"{size} {size} {size} {stage.peak_bytes} {stage.device_bytes}")
         facts = training_facts(self.model, self.training, self.board, layout=self.layout)
         facts = replace(facts, ranks=self.layout.ranks)
         metadata = facts.metadata() | {PROGRAM_BYTES: ";".join(stage_bytes)}
@@ -636,11 +636,13 @@ class LlmStep:
         Raises ``UsageError`` that names a violated layout rule.
         """
         check_layout(self.model, self.layout, self.training)
-        fullest = max(memory_of(self.model, self.layout, self.training), key=lambda stage: stage.peak_bytes)
+        fullest = max(memory_of(self.model, self.layout, self.training), key=lambda stage: stage.device_bytes)
         return Account(
             parameters=model_parameters(self.model),
             model_flops_per_step=model_flops(self.model, self.training),
             hardware_flops_per_step=hardware_flops(self.model, self.training, self.layout),
             peak_memory_bytes=float(fullest.peak_bytes),
+            reserved_memory_bytes=fullest.reserved_bytes,
+            device_memory_bytes=float(fullest.device_bytes),
             memory=fullest.filling,
         )

@@ -18,6 +18,7 @@ import numpy as np
 from hespas.files.limits import without_collector
 from hespas.graph import WHOLE_JOB, OpClass, OpGraph, Timeline, Workload
 from hespas.graph.columns import FloatArray, IntArray, highest_rows
+from hespas.hardware import fits_memory
 from hespas.simulator.memory.buffers import Buffer, Lifetimes, Moments, buffers_of, in_order, in_time
 from hespas.simulator.memory.values import (
     MemoryValue,
@@ -50,13 +51,15 @@ class ProgramBytes(NamedTuple):
     """Bytes of a program whose parameters are not nodes of its graph.
 
     ``parameters`` and ``results`` are the sizes of all parameters and results. ``donated`` is the size of
-    parameters that results overwrite. ``peak`` is the stated peak memory of a rank (NaN: not stated).
+    parameters that results overwrite. ``peak`` is the stated peak memory of a rank, and ``device`` the
+    memory that its device must have (NaN: not stated).
     """
 
     parameters: float
     results: float
     donated: float
     peak: float = nan
+    device: float = nan
 
 
 class Allocations(NamedTuple):
@@ -344,22 +347,26 @@ def _named(graph: OpGraph, values: ProgramValues, buffer: Buffer) -> LiveValue:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankMemory:
     """Memory of the ranks of one class. ``is_whole_job`` is True if the program is not partitioned, so that
-    its tensors belong to all ranks together. ``capacity_bytes`` is the memory of one device (NaN: no device
-    is given).
+    its tensors belong to all ranks together. ``outside_bytes`` is the memory that other libraries need on the
+    device, ``capacity_bytes`` the memory of one device (NaN: no device is given).
     """
 
     rank_class: int
     use: MemoryUse
     is_whole_job: bool
     capacity_bytes: float = nan
+    outside_bytes: float = 0.0
+
+    @property
+    def device_bytes(self) -> float:
+        """Return the memory that the device must have."""
+        return self.use.peak_bytes + self.outside_bytes
 
     @property
     def fits(self) -> bool | None:
-        """Return True if the peak fits the device; None if it cannot be determined."""
-        over = self.use.peak_bytes > self.capacity_bytes
-        if self.is_whole_job or np.isnan(self.capacity_bytes) or (self.use.is_lower_bound and not over):
-            return None
-        return not over
+        """Return True if the memory fits the device; None if it cannot be determined."""
+        fits = fits_memory(self.device_bytes, self.capacity_bytes)
+        return None if self.is_whole_job or (self.use.is_lower_bound and fits) else fits
 
 
 def memory_by_class(
@@ -376,7 +383,7 @@ def memory_by_class(
     for rank_class, rank in shown.items():
         graph = workload.classes[rank_class]
         parts = workload.program_bytes[rank_class].split()
-        if len(parts) not in (3, 4) or not all(part.isdigit() for part in parts):
+        if len(parts) not in (3, 4, 5) or not all(part.isdigit() for part in parts):
             program_bytes = None
         else:
             program_bytes = ProgramBytes(*map(float, parts))
@@ -393,9 +400,17 @@ def memory_by_class(
         if use is not None and scheduled and use.at_node >= 0:
             use = replace(use, at_ns=float(when.time_ns[when.start[use.at_node]]))
         if use is not None:
-            whole = bool(workload.metadata.get(WHOLE_JOB))
+            outside_bytes = 0.0
+            if program_bytes is not None and not isnan(program_bytes.device):
+                outside_bytes = max(program_bytes.device - program_bytes.peak, 0.0)
             memories.append(
-                RankMemory(rank_class=rank_class, use=use, is_whole_job=whole, capacity_bytes=capacity_bytes)
+                RankMemory(
+                    rank_class=rank_class,
+                    use=use,
+                    is_whole_job=bool(workload.metadata.get(WHOLE_JOB)),
+                    capacity_bytes=capacity_bytes,
+                    outside_bytes=outside_bytes,
+                )
             )
     return tuple(memories)
 

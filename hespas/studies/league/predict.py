@@ -38,7 +38,15 @@ from hespas.graph import Diagnostics
 from hespas.graph.diagnostics import Severity
 from hespas.graph.errors import BoundaryError, FormatError, HespasError, OutputError, UnsupportedError
 from hespas.graph.progress import Progress
-from hespas.hardware import Device, device_files, load_device, load_system, own_system_file, resolve_reference
+from hespas.hardware import (
+    Device,
+    device_files,
+    fits_memory,
+    load_device,
+    load_system,
+    own_system_file,
+    resolve_reference,
+)
 from hespas.studies.league.rows import (
     NEEDED,
     LeagueRow,
@@ -284,8 +292,7 @@ def _predicted(task: PredictionTask) -> StepPrediction:
                 path=position,
                 hint="use another `estimator`, such as composite",
             )
-        peak = max(stage.peak_bytes for stage in stages)
-        reserved = max(stage.reserved_bytes for stage in stages)
+        fullest = max(stages, key=lambda stage: stage.device_bytes)
     except HespasError as error:
         # rows have other numbers in other tables: only a position in the row, or another file, is stored
         is_in_row = error.path in {None, position}
@@ -304,8 +311,8 @@ def _predicted(task: PredictionTask) -> StepPrediction:
     if num_untimed:
         message = f"{num_untimed:,} nodes of the microbatches have no time and are counted as 0"
         diagnostics.warning("row.untimed", position, message)
-    capacity = float(device.main_memory.capacity_bytes)
-    if 0 <= capacity < peak:
+    capacity = run.capacity_bytes(device)
+    if fits_memory(fullest.device_bytes, capacity) is False:
         message = "the predicted peak memory exceeds the memory of the device"
         diagnostics.warning("memory.beyond-device", position, message)
     blocks = set(map(type, run.model.blocks()))
@@ -317,9 +324,10 @@ def _predicted(task: PredictionTask) -> StepPrediction:
         time_ns=step.time_ns,
         parts=dict(zip(COMPONENTS, step.spent_ns.tolist(), strict=True)),
         path=dict(zip(COMPONENTS, step.path_ns.tolist(), strict=True)),
-        peak_memory_bytes=float(peak),
-        reserved_memory_bytes=-1.0 if isnan(reserved) else reserved,
-        capacity_bytes=capacity if capacity >= 0 else nan,
+        peak_memory_bytes=float(fullest.peak_bytes),
+        device_memory_bytes=float(fullest.device_bytes),
+        reserved_memory_bytes=-1.0 if isnan(fullest.reserved_bytes) else fullest.reserved_bytes,
+        capacity_bytes=float(capacity) if capacity >= 0 else nan,
         assumed=[RowAssumption(code=code, message=message) for code, message in sorted(messages.items())],
         family="TPU" if device.kind == "tpu" else f"{device.vendor} {device.family}",
         kind=" ".join(features) or "dense",
@@ -335,7 +343,7 @@ def _fitting_run(
     row does not state which layers are recomputed, the fewest layers per stage with which it fits are
     recomputed.
     """
-    capacity = device.main_memory.capacity_bytes
+    capacity = run.capacity_bytes(device)
     layers = len(run.model.layers)
 
     def recomputing(count: int) -> tuple[PublishedRun, Sequence[StageMemory]]:
@@ -344,7 +352,7 @@ def _fitting_run(
         return changed, memory_of(changed.model, changed.layout, changed.training)
 
     def is_beyond(count: int) -> bool:
-        return max(stage.peak_bytes for stage in recomputing(count)[1]) > capacity
+        return max(stage.device_bytes for stage in recomputing(count)[1]) > capacity
 
     check_layout(run.model, run.layout, run.training)
     is_stated = run.row.get("recompute", "").casefold() not in UNSTATED

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from math import isnan, nan
+from math import nan
 from pathlib import Path
 from typing import Annotated
 
@@ -15,6 +15,7 @@ from hespas.estimators.step_intervals import Level
 from hespas.files.limits import limits
 from hespas.files.tables import Column, read_table, typed_row
 from hespas.graph.errors import FormatError
+from hespas.hardware import fits_memory
 
 __all__ = ["NEEDED", "LeagueRow", "Refusal", "RowAssumption", "StepPrediction", "read_runs"]
 
@@ -65,14 +66,16 @@ class StepPrediction(msgspec.Struct, frozen=True, kw_only=True):
     splits the critical path of the step. Both sum to the step time. ``layout`` is a text that is equal for
     rows with equal layouts, even if the rows write them differently. ``level`` is the extrapolation level of
     the device. ``assumed`` lists settings that the row does not have, and assumptions of its estimator.
-    ``reserved_memory_bytes`` is the memory that the allocator reserves at the peak (-1: unknown, because JSON
-    of the cache has no NaN), ``capacity_bytes`` the memory of a device (NaN: unknown).
+    ``device_memory_bytes`` is the memory that the device must have at the peak, ``reserved_memory_bytes`` the
+    memory that the allocator reserves (-1: unknown, because JSON of the cache has no NaN), ``capacity_bytes``
+    the memory of a device (NaN: unknown).
     """
 
     time_ns: float = nan
     parts: dict[str, float] = {}
     path: dict[str, float] = {}
     peak_memory_bytes: float = nan
+    device_memory_bytes: float = nan
     reserved_memory_bytes: float = -1.0
     capacity_bytes: float = nan
     assumed: list[RowAssumption] = []
@@ -89,10 +92,8 @@ class StepPrediction(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def fits(self) -> bool | None:
-        """Return True if the peak memory fits in the memory of the device; None if one of them is unknown."""
-        if isnan(self.peak_memory_bytes) or isnan(self.capacity_bytes):
-            return None
-        return self.peak_memory_bytes <= self.capacity_bytes
+        """Return True if the run fits in the memory of the device; None if one of the sizes is unknown."""
+        return fits_memory(self.device_memory_bytes, self.capacity_bytes)
 
     @property
     def assumptions(self) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import replace
 from typing import Any
 
@@ -242,7 +243,44 @@ def test_sharded_weights_are_gathered_with_the_next_ones() -> None:
     memory = only(DENSE, Layout(dp=8, zero=3), style="torchtitan", recompute=recompute_of("full"))
     assert memory.parts["gathered weights"] > 0
     assert memory.reserved_bytes > memory.peak_bytes
-    assert math.isnan(only(DENSE).reserved_bytes)
+    for unknown in (Layout(dp=8, zero=3), Layout(dp=8, zero=2)):
+        assert math.isnan(only(DENSE, unknown).reserved_bytes)
+
+
+def test_the_allocator_has_unused_parts_that_the_device_does_not_need() -> None:
+    memory = only(DENSE)
+    assert memory.reserved_bytes == pytest.approx(1.05 * memory.peak_bytes, rel=1e-9)
+    assert memory.device_bytes == memory.peak_bytes + 400 * 10**6  # one rank has no communicator
+    reserved = {part.what for part in memory.filling if part.counted_as == "reserved"}
+    assert reserved == {"unused parts of blocks"}
+
+
+MIB = 2**20
+
+
+@pytest.mark.parametrize(
+    ("layout", "mib"),
+    [
+        (Layout(dp=2), 544),
+        (Layout(dp=8), 688),
+        (Layout(tp=2, dp=4), 544 + 688 + 688),  # tensor ranks, data ranks, all ranks
+        (Layout(cp=4), 688 + 688),  # ranks that gather keys, and the same ranks for gradients
+        (Layout(cp=4, context_all_to_all=True), 688 + 3 * 384),
+        (Layout(cp=4, ring_attention=True), 688 + 2 * 384),
+    ],
+)
+def test_each_process_group_has_buffers(layout: Layout, mib: int) -> None:
+    assert only(DENSE, layout).outside["communication library"] == mib * MIB
+    assert not only(DENSE, layout, style="maxtext").outside
+
+
+def test_messages_to_experts_have_buffers_per_rank_of_the_node() -> None:
+    buffers = [
+        only(MIXTURE, Layout(dp=16, ep=ep), global_batch=16).outside["communication library"]
+        for ep in (4, 8, 16)
+    ]
+    # ranks of one expert replica reduce gradients of experts together
+    assert buffers == [(688 + 688 + 3 * 384) * MIB, (688 + 544 + 7 * 384) * MIB, (688 + 7 * 384) * MIB]
 
 
 def test_hybrid_shards_hold_more_than_full_ones() -> None:
@@ -307,7 +345,13 @@ def test_any_layout_has_a_memory(model: Model, layout: Layout, schedule: Schedul
     assert [each.stage for each in found] == list(range(layout.pp))
     for each in found:
         assert all(size > 0 for size in each.parts.values())
-        assert each.peak_bytes == sum(part.size_bytes for part in each.filling)
+        sizes: Counter[str] = Counter()
+        for part in each.filling:
+            sizes[part.counted_as] += round(part.size_bytes)
+        assert each.peak_bytes == sizes["allocated"]
+        assert not each.reserved_bytes < each.peak_bytes
+        assert sizes["device"] >= 400 * 10**6
+        assert each.peak_bytes + sizes["device"] <= each.device_bytes <= sizes.total()
         assert each == memory_of(model, layout, chosen)[each.stage]
 
 
@@ -363,7 +407,8 @@ def test_an_account_says_what_fills_the_memory() -> None:
     account = step.account()
     fullest = max(memory_of(DENSE, step.layout, step.training), key=lambda each: each.peak_bytes)
     assert account.peak_memory_bytes == fullest.peak_bytes
-    assert sum(part.size_bytes for part in account.memory) == fullest.peak_bytes
+    assert account.memory == fullest.filling
+    assert account.device_memory_bytes == fullest.device_bytes > account.peak_memory_bytes
     with pytest.raises(UsageError, match="tensor ranks"):
         replace(step, layout=Layout(tp=3)).account()
 

@@ -93,5 +93,22 @@ def test_a_simulation_beyond_the_memory_warns() -> None:
 
 @pytest.mark.parametrize(("peak", "capacity", "fits"), [(2.0, 1.0, False), (1.0, 1.0, True)])
 def test_a_league_row_says_whether_it_fits(peak: float, capacity: float, fits: bool) -> None:
-    assert StepPrediction(peak_memory_bytes=peak, capacity_bytes=capacity).fits is fits
-    assert StepPrediction(peak_memory_bytes=peak).fits is None
+    assert StepPrediction(device_memory_bytes=peak, capacity_bytes=capacity).fits is fits
+    assert StepPrediction(device_memory_bytes=peak).fits is None
+    assert StepPrediction(peak_memory_bytes=peak, capacity_bytes=capacity).fits is None
+
+
+def test_every_command_compares_the_same_bytes_with_the_device() -> None:
+    step = hespas.llm_step("llama-3-8b", tp=2, pp=2, dp=2, seq=1024, global_batch=4)
+    made = hespas.generate(step, hardware="H100-SXM")
+    account = made.account
+    assert made.step is not None
+    fullest = max(made.step.memory, key=lambda memory: memory.device_bytes)
+    assert fullest.device_bytes == account.device_memory_bytes
+    assert fullest.use.peak_bytes == account.peak_memory_bytes
+    # A device between both figures holds the tensors, but not the run.
+    between_bytes = (account.peak_memory_bytes + account.device_memory_bytes) / 2
+    assert replace(made, capacity_bytes=between_bytes).fits is False
+    assert replace(fullest, capacity_bytes=between_bytes).fits is False
+    assert replace(made, capacity_bytes=account.device_memory_bytes).fits is True
+    assert replace(fullest, capacity_bytes=account.device_memory_bytes).fits is True
