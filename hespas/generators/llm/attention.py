@@ -35,54 +35,105 @@ __all__ = [
 ]
 
 
-def _piece(r: ModelRank, shape: AttentionShape) -> tuple[AttentionShape, TensorSpec]:
+def _in_pieces(r: ModelRank) -> bool:
+    """Return True if attention is computed to the keys of one context-parallel rank after the other. PyTorch
+    (torchtitan) does so even if keys are gathered (``_templated_ring_attention`` of
+    ``torch.distributed.tensor.experimental``).
+    """
+    layout = r.layout
+    is_torch = r.training.style == "torchtitan" and not layout.context_all_to_all
+    return layout.cp > 1 and (layout.ring_attention or is_torch)
+
+
+def _piece(r: ModelRank, shape: AttentionShape) -> tuple[AttentionShape, TensorSpec, TensorSpec]:
     """Return the sizes of attention between the queries of a rank and the keys of one context-parallel rank,
-    and the tensor of these keys and values.
+    the tensor of these keys and values, and the tensor of all keys and values. torchtitan repeats keys and
+    values for each query head before they are sent.
     """
     cp = r.layout.cp
     one = shape._replace(keys=shape.keys // cp, pairs=shape.pairs / cp)
-    return one, r.value(r.tokens, shape.kv_heads * (shape.head_dim + shape.value_dim))
+    heads = shape.heads if r.training.style == "torchtitan" else shape.kv_heads
+    columns = heads * (shape.head_dim + shape.value_dim)
+    return one, r.value(r.tokens, columns), r.value(r.tokens * cp, columns)
 
 
 def ring_forward(r: ModelRank, k: KernelWriter, shape: AttentionShape, key: str, qkv: Value) -> Value:
-    """Add ring attention: attention to the keys of one context-parallel rank after the other, whose results
-    are summed. The final result has the port ``core``. The keys that are received last have the port ``kv``.
+    """Add attention to the keys of one context-parallel rank after the other, whose results are summed. Keys
+    are sent around a ring, or are gathered before. The final result has the port ``core``. The keys that are
+    received last have the port ``kv``.
+
+    PyTorch sums the results in a separate kernel, in 32 bits. A compiled layer waits for the gathered keys
+    before its first attention kernel.
     """
-    one, keys = _piece(r, shape)
+    one, keys, all_keys = _piece(r, shape)
+    in_torch = r.training.style == "torchtitan"
     current, done = qkv, -1
+    if not r.layout.ring_attention:
+        kind = CollectiveKind.ALL_GATHER
+        current = k.collective("kv.all_gather", kind, r.groups.context, all_keys, after=[qkv])
+    out = r.value(r.tokens, shape.heads * shape.value_dim)
+    total = TensorSpec(out.shape, "f32")
     for step in range(r.layout.cp):
-        if step:
+        if step and r.layout.ring_attention:
             before = [] if r.training.overlap.context else [done]
             current = k.permute(f"kv.ring.{step}", r.groups.ring(), keys, after=[current], control=before)
-        done = k.attention(
-            f"core.{step}", one, r.precision.attention, adds=step > 0, after=[qkv, current, done]
-        )
+        reads: list[Value] = [qkv, current, done] if step or r.training.compiled else [qkv]
+        adds = step > 0 and not in_torch
+        piece = k.attention(f"core.{step}", one, r.precision.attention, adds=adds, after=reads)
+        if in_torch and step:
+            piece = k.vector(f"core.add.{step}", "add", [out, total], [total], after=[done, piece])
+        done = piece
+    if in_torch:
+        done = k.vector("core.cast", "copy", [total], [out], after=[done])
     k.name_port(f"{key}.kv", current)
     k.name_port(f"{key}.core", done)
     return done
 
 
 def ring_backward(r: ModelRank, k: KernelWriter, shape: AttentionShape, key: str, grad: Value) -> Value:
-    """Add the backward pass of ring attention: the gradients of queries, keys and values."""
-    one, keys = _piece(r, shape)
+    """Add the backward pass of :func:`ring_forward`: the gradients of queries, keys and values. Gradients of
+    keys are sent around the ring.
+
+    PyTorch sums gradients in a separate kernel, in 32 bits, and sends them in 32 bits.
+    """
+    one, keys, all_keys = _piece(r, shape)
+    in_torch = r.training.style == "torchtitan"
+    waits = not r.training.overlap.context or (in_torch and r.training.compiled)
     current: Value = f"{key}.kv"
+    backward_ring = r.groups.ring(-1)
     done, summed = -1, -1
+    narrow = r.value(r.tokens, shape.heads * shape.head_dim), keys
+    wide = tuple(TensorSpec(tensor.shape, "f32") for tensor in narrow)
+    if not r.layout.ring_attention:
+        kind, control = CollectiveKind.ALL_GATHER, [] if isinstance(grad, str) else [grad]
+        current = k.collective(
+            "kv.regather", kind, r.groups.context, all_keys, after=[f"{key}.qkv"], control=control
+        )
     for step in range(r.layout.cp):
         received = -1
         if step:
             before = [] if r.training.overlap.context else [done]
-            backward_ring = r.groups.ring(-1)
-            current = k.permute(
-                f"kv.ring.backward.{step}", backward_ring, keys, after=[current], control=before
-            )
-            received = k.permute(f"kv.grad.ring.{step}", backward_ring, keys, after=[summed])
-            k.follow += [] if r.training.overlap.context else [received]
-        reads: list[Value] = [grad, f"{key}.qkv", f"{key}.core", current, done]
-        name = f"core.backward.{step}"
-        done = k.attention(name, one, r.precision.attention, backward=True, adds=step > 0, after=reads)
-        summed = done
-        if step:
+            if r.layout.ring_attention:
+                current = k.permute(
+                    f"kv.ring.backward.{step}", backward_ring, keys, after=[current], control=before
+                )
+            sent = wide[1] if in_torch else keys
+            received = k.permute(f"kv.grad.ring.{step}", backward_ring, sent, after=[summed])
+            k.follow += [received] if waits else []
+        reads: list[Value] = [grad, f"{key}.qkv", f"{key}.core", current]
+        reads += [] if in_torch else [done]
+        name, adds = f"core.backward.{step}", step > 0 and not in_torch
+        done = k.attention(name, one, r.precision.attention, backward=True, adds=adds, after=reads)
+        if in_torch:
+            both = [*narrow, *wide]
+            summed = k.vector(f"qkv.grad.add.{step}", "add", both, wide, after=[done, received, summed])
+        elif step:
             summed = k.vector(f"kv.grad.add.{step}", "add", [keys, keys], [keys], after=[done, received])
+        else:
+            summed = done
+    if in_torch:
+        returned = k.permute("kv.grad.ring.last", backward_ring, wide[1], after=[summed])
+        summed = k.vector("qkv.grad.cast", "copy", wide, narrow, after=[summed, returned])
     return summed
 
 
@@ -286,7 +337,7 @@ def recompute_core(r: ModelRank, k: KernelWriter, block: Attention | LatentAtten
     if exchange:
         exchange.core(k, key, f"{key}.exchanged")
         return
-    if r.layout.cp > 1 and r.layout.ring_attention:
+    if _in_pieces(r):
         ring_forward(r, k, shape, key, f"{key}.qkv")
         return
     saved: list[Value] = [f"{key}.qkv", f"{key}.kv"]
@@ -318,7 +369,7 @@ def forward_attention(
     shape, exchange = attention_shape(r, block), _exchange(r, block)
     if exchange:
         out = exchange.core(k, key, exchange.exchange(k, key, qkv))
-    elif r.layout.cp > 1 and r.layout.ring_attention:
+    elif _in_pieces(r):
         out = ring_forward(r, k, shape, key, qkv)
     else:
         kv = qkv
@@ -349,7 +400,7 @@ def _core_backward(
     shape, exchange = attention_shape(r, block), _exchange(r, block)
     if exchange:
         return exchange.backward(k, key, grad)
-    if r.layout.cp > 1 and r.layout.ring_attention:
+    if _in_pieces(r):
         return ring_backward(r, k, shape, key, grad)
     reads: list[Value] = [grad, f"{key}.qkv", f"{key}.core"]
     if r.layout.cp == 1:

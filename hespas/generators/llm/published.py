@@ -308,6 +308,7 @@ def _layout(cells: _RunCells, model: Model, table: Path | None) -> Layout:
         zero=_zero(sharding), shard=shard if 0 < shard < dp and dp % shard == 0 else 0,
         sequence_parallel=is_parallel,
         embedding_counts=counts, head_counts=counts,
+        ring_attention=cells.columns.context_communication == "ring",
         context_all_to_all=cells.columns.context_communication == "all-to-all",
         expert_node=_expert_node(cells, table) if has_experts else 0,
     )  # fmt: skip

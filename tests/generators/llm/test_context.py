@@ -42,6 +42,29 @@ def test_a_piece_of_attention_waits_for_the_keys_before_alone() -> None:
     assert names_behind(graph, "layers.1.attention.rope.backward") == {"kv.grad.add.3"}
 
 
+@pytest.mark.parametrize("compiled", [True, False])
+def test_torch_sums_pieces_of_attention_in_32_bits(compiled: bool) -> None:
+    """PyTorch gathers keys once per pass, and sends their gradients around the ring in 32 bits."""
+    layout = Layout(cp=4, zero=3)
+    graph = step(DENSE, layout, global_batch=1, style="torchtitan", compiled=compiled).classes[0]
+    layers, tokens, groups = len(DENSE.layers), 64, RankGroups(layout).context
+    all_keys = 4 * tokens * 2 * 8 * 64 * 2  # each key head is repeated for its query heads
+    sent = calls(graph, CollectiveKind.ALL_GATHER, groups)
+    assert sent.count(all_keys / 4) == 2 * layers
+    assert graph.p2p.comm_bytes.tolist() == [2 * all_keys / 4] * 4 * layers
+    first, second = ("kv.all_gather" in names_behind(graph, f"layers.1.attention.core.{n}") for n in (0, 1))
+    assert (first, second) == (compiled, True)
+    assert names_behind(graph, "layers.1.attention.core.add.2") == {"core.add.1", "core.2"}
+    is_exposed = "kv.grad.ring.1" in names_behind(graph, "layers.1.attention.core.backward.1")
+    assert is_exposed == compiled
+    sums = [
+        number for number in range(len(graph)) if graph.node_name(number) == "layers.1.attention.core.add.1"
+    ]
+    assert graph.bytes_read[sums[0]] == tokens * 8 * 64 * (2 + 4)
+    whole = step(DENSE, Layout(cp=4, zero=3), global_batch=1)
+    assert product_flops(Workload.spmd(graph, 4, {})) == product_flops(whole)
+
+
 def long_step(layout: Layout, **settings: Any) -> Workload:
     """A step in which attention takes as long as its keys on their way."""
     model = replace(DENSE, layers=DENSE.layers[:2])
@@ -113,8 +136,9 @@ def test_heads_of_keys_go_to_several_ranks_where_they_are_fewer() -> None:
         )
     ),
 )
-def test_steps_with_context_ranks_run(model: Model, layout: Layout, recompute: str) -> None:
-    workload = step(model, layout, recompute=recompute_of(recompute))
+@pytest.mark.parametrize("style", ["megatron", "torchtitan"])
+def test_steps_with_context_ranks_run(model: Model, layout: Layout, recompute: str, style: str) -> None:
+    workload = step(model, layout, recompute=recompute_of(recompute), style=style)
     assert hespas.check(workload, profile="astra-sim").valid
     assert hespas.simulate(workload, "H100-SXM", system="dgx-h100").step_ns > 0
     alone = step(model, Layout(tp=layout.tp), recompute=recompute_of(recompute))

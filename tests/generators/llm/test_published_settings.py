@@ -68,6 +68,13 @@ def test_early_megatron_reduces_fp16_gradients_in_16_bits(
     assert (found.precision.gradient, found.fused_gradients) == expected
 
 
+@pytest.mark.parametrize("exchange", ["", "ring", "all-to-all"])
+def test_a_column_states_how_context_ranks_exchange_keys(exchange: str) -> None:
+    layout = run_of({**ROW, "cp": "8", "context_communication": exchange}, "here", Diagnostics()).layout
+    assert layout.ring_attention == (exchange == "ring")
+    assert layout.context_all_to_all == (exchange == "all-to-all")
+
+
 @pytest.mark.parametrize("columns", [dict.fromkeys(SETTINGS, ""), {}])
 def test_notes_change_nothing(tmp_path: Path, columns: dict[str, str]) -> None:
     text = "communication overlap off; capacity factor 2; no torch.compile; cuda graphs"
