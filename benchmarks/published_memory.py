@@ -23,7 +23,8 @@ from hespas.generators.llm.published import PublishedRun, rows_of, run_of
 from hespas.generators.llm.settings import Training
 from hespas.graph.diagnostics import Diagnostics
 from hespas.graph.errors import UnsupportedError
-from hespas.hardware import device_names, fits_memory, load_device
+from hespas.hardware import device_names, load_device
+from hespas.simulator.memory import fits_memory
 from tools.published_settings import with_settings
 
 __all__ = ["Run", "fullest", "main", "runs"]

@@ -23,10 +23,11 @@ from hespas.graph.errors import UnsupportedError
 from hespas.graph.hints import DEVICE, Option
 from hespas.graph.passes import totals
 from hespas.graph.progress import Progress
-from hespas.hardware import StepFactor, System, fits_memory, load_device
+from hespas.hardware import StepFactor, System, load_device
 from hespas.report import Column, Table, column_of, table_from_rows
 from hespas.report.charts import Chart
 from hespas.report.texts import bytes_text, count_text, counted, fits_text, flops_text
+from hespas.simulator.memory import fits_memory
 
 if TYPE_CHECKING:
     from hespas.api.simulation_result import SimulationResult

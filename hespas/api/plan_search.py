@@ -18,8 +18,9 @@ from hespas.generators.llm.space import Candidate, LayoutSpace
 from hespas.graph import Diagnostics
 from hespas.graph.errors import UsageError
 from hespas.graph.progress import Progress
-from hespas.hardware import Device, System, fits_memory
+from hespas.hardware import Device, System
 from hespas.hardware.prices import DeviceTerms
+from hespas.simulator.memory import fits_memory
 
 if TYPE_CHECKING:
     from hespas.generators.llm import LlmStep

@@ -40,7 +40,7 @@ from hespas.graph import (
 from hespas.graph.columns import BoolArray, FloatArray, IntArray
 from hespas.graph.errors import UnsupportedError
 from hespas.graph.passes import known_sum
-from hespas.hardware import Device, Link, PeakChoice, peak_for, product_peak
+from hespas.hardware import Device, Link, PeakChoice, host_payload, peak_for, product_peak
 from hespas.hardware.devices import Unit
 from hespas.hardware.peaks import energy_pj_per_flop, tdp_energy_j
 from hespas.operations import (
@@ -625,7 +625,7 @@ def message_costs(graph: OpGraph, device: Device) -> NetworkCosts:
         bandwidth = link.bandwidth_bytes_per_s
         if link.topology not in ("switch", "fully_connected") and not isnan(link.link_bandwidth_bytes_per_s):
             bandwidth = link.link_bandwidth_bytes_per_s
-        beta[index] = 1e9 / (bandwidth * (link.payload if index == host else 1.0))
+        beta[index] = 1e9 / (bandwidth * (host_payload(link) if index == host else 1.0))
     alpha = np.array([nan if link is None else link.latency_ns for link in links])
     local = ~(table.host | between_ranks(graph))
     duration = np.nan_to_num(alpha)[row] + table.comm_bytes * beta[row]

@@ -53,7 +53,7 @@ from hespas.graph import (
 )
 from hespas.graph.columns import BoolArray, FloatArray, constant, mapped
 from hespas.graph.errors import UsageError
-from hespas.hardware import Device
+from hespas.hardware import Device, host_payload
 from hespas.operations import CLASS_OF_KIND, MATRIX_CLASSES, Operations, arithmetic_dtype, find_scheme
 
 __all__ = ["BOUNDS", "Roofline"]
@@ -268,7 +268,7 @@ class Roofline:
         host_ns = np.full(len(graph), np.nan)  # traffic over the host link
         if (link := device.link("pcie")) is not None:
             latency_ns = 0.0 if isnan(link.latency_ns) else link.latency_ns
-            host_ns = latency_ns + graph.bytes_moved / (link.payload * link.bandwidth_bytes_per_s) * 1e9
+            host_ns = latency_ns + graph.bytes_moved / (host_payload(link) * link.bandwidth_bytes_per_s) * 1e9
             strings, copies = graph.strings, np.flatnonzero(over_host)
             limit_bytes_per_s = _PAGEABLE_BYTES_PER_S.get(device.vendor, _PAGEABLE_BYTES_PER_S[""])
             pageable = mapped(

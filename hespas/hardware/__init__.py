@@ -17,7 +17,6 @@ from hespas.hardware.devices import (
     Peak,
     SystolicArray,
     device_to_toml,
-    fits_memory,
     write_device,
 )
 from hespas.hardware.library import (
@@ -32,7 +31,7 @@ from hespas.hardware.library import (
     own_device_file,
     resolve_reference,
 )
-from hespas.hardware.peaks import PeakChoice, peak_for, product_peak, type_multiplied
+from hespas.hardware.peaks import PeakChoice, host_payload, peak_for, product_peak, type_multiplied
 from hespas.hardware.system import (
     Dimension,
     System,
@@ -71,7 +70,7 @@ __all__ = [
     "device_names",
     "device_to_toml",
     "find_device",
-    "fits_memory",
+    "host_payload",
     "is_path",
     "load_device",
     "load_system",

@@ -13,7 +13,6 @@ error has file, key, expectation and remedy.
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import ceil, isnan, nan
@@ -75,7 +74,6 @@ __all__ = [
     "Topology",
     "Unit",
     "device_to_toml",
-    "fits_memory",
     "read_device",
     "write_device",
 ]
@@ -168,15 +166,6 @@ class Memory(TomlRow, frozen=True, kw_only=True):
     energy_source: Text = ""
 
 
-def fits_memory(needed_bytes: float, capacity_bytes: float) -> bool | None:
-    """Return True if ``needed_bytes`` fit in a memory of ``capacity_bytes``. None if a size is unknown
-    (NaN, or a negative capacity).
-    """
-    if isnan(needed_bytes) or not capacity_bytes >= 0:
-        return None
-    return needed_bytes <= capacity_bytes
-
-
 class Link(TomlRow, frozen=True, kw_only=True):
     """One kind of external link of the device.
 
@@ -201,16 +190,6 @@ class Link(TomlRow, frozen=True, kw_only=True):
     def link_bandwidth_bytes_per_s(self) -> float:
         """Bandwidth of one link in one direction; NaN if the number of links is unknown."""
         return self.bandwidth_bytes_per_s / self.links_per_device if self.links_per_device > 0 else nan
-
-    @property
-    def payload(self) -> float:
-        """Share of the data in the traffic of a host link: 0.86 if its name states PCIe 3, 4 or 5, and 1 for
-        others. PCIe 6 has other packets, and NVLink-C2C has none of PCIe.
-
-        A packet of 256 bytes has 26 bytes of headers and checks, 130 bits carry 128, and 3 % of the packets
-        are acknowledgements (PCI Express Base Specification 5.0, chapters 2 to 4).
-        """
-        return 0.86 if re.search(r"\bpcie\s*(gen\s*)?[345]\b", self.name.casefold()) else 1.0
 
 
 class Efficiency(TomlRow, frozen=True, kw_only=True):

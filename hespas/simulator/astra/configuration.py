@@ -27,7 +27,7 @@ from hespas.files.limits import limits
 from hespas.files.streams import read_document
 from hespas.graph import CollectiveKind, Diagnostics
 from hespas.graph.errors import FormatError, UnsupportedError, UsageError, clipped
-from hespas.hardware import Dimension, System, load_device
+from hespas.hardware import Dimension, System, host_payload, load_device
 
 __all__ = [
     "FILE_NAMES",
@@ -476,7 +476,7 @@ def astra_sim_files(system: System, diagnostics: Diagnostics) -> Mapping[str, st
         settings = {
             "memory-type": "PER_NPU_MEMORY_EXPANSION",
             "remote-mem-latency": 0 if isnan(link.latency_ns) else int(link.latency_ns),
-            "remote-mem-bw": int(link.payload * link.bandwidth_bytes_per_s / _BYTES_PER_GIGA),
+            "remote-mem-bw": int(host_payload(link) * link.bandwidth_bytes_per_s / _BYTES_PER_GIGA),
         }
     topology = [_WRITTEN_TOPOLOGIES[dimension.topology] for dimension in used]
     latency = [dimension.latency_ns / _HOPS[name] for dimension, name in zip(used, topology, strict=True)]

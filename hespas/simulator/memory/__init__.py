@@ -10,6 +10,7 @@ from hespas.simulator.memory.use import (
     MemoryUse,
     ProgramBytes,
     RankMemory,
+    fits_memory,
     memory_by_class,
     memory_use,
 )
@@ -22,6 +23,7 @@ __all__ = [
     "Moments",
     "ProgramBytes",
     "RankMemory",
+    "fits_memory",
     "in_order",
     "in_time",
     "memory_by_class",

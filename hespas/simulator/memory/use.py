@@ -18,7 +18,6 @@ import numpy as np
 from hespas.files.limits import without_collector
 from hespas.graph import WHOLE_JOB, OpClass, OpGraph, Timeline, Workload
 from hespas.graph.columns import FloatArray, IntArray, highest_rows
-from hespas.hardware import fits_memory
 from hespas.simulator.memory.buffers import Buffer, Lifetimes, Moments, buffers_of, in_order, in_time
 from hespas.simulator.memory.values import (
     MemoryValue,
@@ -35,6 +34,7 @@ __all__ = [
     "MemoryUse",
     "ProgramBytes",
     "RankMemory",
+    "fits_memory",
     "memory_by_class",
     "memory_use",
 ]
@@ -342,6 +342,15 @@ def _named(graph: OpGraph, values: ProgramValues, buffer: Buffer) -> LiveValue:
         framework=graph.strings[int(graph.framework_id[value.node])],
         source=graph.strings[int(graph.source_id[value.node])],
     )
+
+
+def fits_memory(needed_bytes: float, capacity_bytes: float) -> bool | None:
+    """Return True if ``needed_bytes`` fit in a memory of ``capacity_bytes``. None if a size is unknown
+    (NaN, or a negative capacity).
+    """
+    if isnan(needed_bytes) or not capacity_bytes >= 0:
+        return None
+    return needed_bytes <= capacity_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -41,12 +41,12 @@ from hespas.graph.progress import Progress
 from hespas.hardware import (
     Device,
     device_files,
-    fits_memory,
     load_device,
     load_system,
     own_system_file,
     resolve_reference,
 )
+from hespas.simulator.memory import fits_memory
 from hespas.studies.league.rows import (
     NEEDED,
     LeagueRow,

@@ -15,7 +15,7 @@ from hespas.estimators.step_intervals import Level
 from hespas.files.limits import limits
 from hespas.files.tables import Column, read_table, typed_row
 from hespas.graph.errors import FormatError
-from hespas.hardware import fits_memory
+from hespas.simulator.memory import fits_memory
 
 __all__ = ["NEEDED", "LeagueRow", "Refusal", "RowAssumption", "StepPrediction", "read_runs"]
 
