@@ -158,8 +158,8 @@ class PublishedRun:
 
     def capacity_bytes(self, device: Device) -> int:
         """Return the memory of the GPU board in the row, else of the device (-1: unknown)."""
-        stated = self.row.get("memory_gib", "")
-        return round(float(stated) * 2**30) if stated else device.main_memory.capacity_bytes
+        memory_gib = self.row.get("memory_gib", "")
+        return round(float(memory_gib) * 2**30) if memory_gib else device.main_memory.capacity_bytes
 
     def facts(self, device: Device) -> StepFacts:
         """Return the facts of the step on ``device`` that simulators need in addition to the graph."""
