@@ -64,6 +64,7 @@ __all__ = [
     "PRODUCTS",
     "PRODUCT_KIND",
     "as_programs_run",
+    "expansion_ns",
     "least_batch_ns",
     "product_time_ns",
     "ragged_share",
@@ -321,11 +322,21 @@ def product_time_ns(values: Mapping[str, float], benchmark_ns: FloatArray, ragge
     return values["start_ns"] + values["scale"] * (benchmark_ns + values["ragged"] * loads)
 
 
+def expansion_ns(ops: Operations, device: Device) -> FloatArray:
+    """Return the time in which the vector units expand the weights of each matmul from 4 to 16 bits [ns],
+    shape ``(ops,)``; 0 for matmuls without such weights and on devices without a rate.
+    """
+    lanes = machine_of(device, PRODUCT_KIND, "bf16").lane_flops_per_ns
+    slots_per_ns = lanes / _FLOPS_OF_LANE.get(device.vendor, _FLOPS_OF_LANE[""])
+    return np.nan_to_num(_INSTRUCTIONS_OF_EXPANSION * ops.dim(EXPANDED) / slots_per_ns)
+
+
 def as_programs_run(
     prediction: Prediction, ops: Operations, device: Device, diagnostics: Diagnostics | None = None
 ) -> Prediction:
     """Return predictions in which benchmark times of matmuls and of attention over prompts are converted to
-    their times in programs on ``device``.
+    their times in programs on ``device``. Benchmarks of 16-bit matmuls, measured or not, have 16-bit weights,
+    so that the expansion of 4-bit weights (:func:`expansion_ns`) is added to all of them.
 
     Only operations that name no library are converted. Attention that is predicted from reference devices
     takes the vendor's share longer (:data:`_ATTENTION_OF_REFERENCES`), except kernels of serving libraries.
@@ -342,13 +353,11 @@ def as_programs_run(
         prediction = replace(prediction, duration_ns=times[0], low_ns=times[1], high_ns=times[2])
     rows = ops.kind.where(PRODUCT_KIND)
     rows = rows[np.isin(rows, ops.variant.where("")) & ~np.isnan(prediction.duration_ns[rows])]
-    expanding = rows[np.nan_to_num(ops.dim(EXPANDED))[rows] > 0]
+    more_ns = expansion_ns(ops, device)
+    expanding = rows[more_ns[rows] > 0]
     if len(expanding):
-        lanes = machine_of(device, PRODUCT_KIND, "bf16").lane_flops_per_ns
-        slots_per_ns = lanes / _FLOPS_OF_LANE.get(device.vendor, _FLOPS_OF_LANE[""])
-        more_ns = _INSTRUCTIONS_OF_EXPANSION * ops.dim(EXPANDED)[expanding] / slots_per_ns
         times = np.stack((prediction.duration_ns, prediction.low_ns, prediction.high_ns))
-        times[:, expanding] += np.nan_to_num(more_ns)
+        times[:, expanding] += more_ns[expanding]
         prediction = replace(prediction, duration_ns=times[0], low_ns=times[1], high_ns=times[2])
     own, common = (
         next((fit for fit in fits if fit.form == PRODUCTS), None)

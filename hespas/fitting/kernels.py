@@ -29,6 +29,7 @@ from hespas.estimators.kernels import (
     KERNELS,
     PRODUCT_KIND,
     PRODUCTS,
+    expansion_ns,
     least_batch_ns,
     product_time_ns,
     ragged_share,
@@ -425,10 +426,11 @@ def products_fit(values: Mapping[str, float], *, fitted: str = "") -> Fit:
 
 def benchmark_ns(table: Measurements, device: Device) -> FloatArray:
     """Return the time of each row [ns] as the device's fits and models of library benchmarks predict it,
-    shape ``(rows,)``.
+    shape ``(rows,)``. Weights of 4 bits, which the benchmarks lack, are expanded first.
     """
     model = Composite(order="learned+calibrated+roofline")
-    return predict_with(model, table.ops, device, Diagnostics()).duration_ns
+    predicted = predict_with(model, table.ops, device, Diagnostics()).duration_ns
+    return predicted + expansion_ns(table.ops, device)
 
 
 def fit_products(

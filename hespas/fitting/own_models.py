@@ -66,7 +66,7 @@ from hespas.fitting.rows import may_be_fitted, one_table
 from hespas.graph.columns import FloatArray, IntArray
 from hespas.hardware import Device
 from hespas.measurements import Measurements
-from hespas.operations import Labels, find_scheme
+from hespas.operations import EXPANDED, Labels, find_scheme
 
 __all__ = [
     "FEWEST_ROWS",
@@ -500,14 +500,15 @@ def own_parts(
     tables: Sequence[Measurements], devices: Mapping[str, Device], *, seed: int
 ) -> Iterator[OwnPart]:
     """Yield the parts into which the tables are divided; one model is fitted to each part. Rows reserved for
-    testing are left out.
+    testing are left out, and matmuls that expand their weights, because estimates add the expansion.
 
     ``devices`` maps the device names in the tables to devices. If the package has parts for a table, these
     are used. Other rows are divided by kind, and matmuls also by number format. The order is fixed.
     """
     start_ns = min((device.launch_overhead_ns for device in devices.values()), default=np.nan)
     start_ns = start_ns if isfinite(start_ns) and start_ns > 0 else _START_NS
-    tables = [may_be_fitted(table) for table in tables]
+    plain = [np.flatnonzero(np.nan_to_num(table.ops.dim(EXPANDED)) == 0) for table in tables]
+    tables = [may_be_fitted(table.take(rows)) for table, rows in zip(tables, plain, strict=True)]
     parts: list[tuple[LearnedPart, Measurements]] = []
     has_part = [np.zeros(len(table), np.bool_) for table in tables]
     for part in PARTS:

@@ -36,6 +36,7 @@ from hespas.estimators.kernels import (
     KERNELS,
     PRODUCT_KIND,
     PRODUCTS,
+    expansion_ns,
     product_time_ns,
     ragged_share,
 )
@@ -58,7 +59,7 @@ from hespas.graph.columns import BoolArray, FloatArray, IntArray
 from hespas.hardware import ANY, Device, Fit, FitBand
 from hespas.hardware.kernel_shares import common_fits
 from hespas.measurements import Measurements, joined
-from hespas.operations import MATRIX_KINDS, Labels
+from hespas.operations import EXPANDED, MATRIX_KINDS, Labels
 from hespas.operations.model import rows_by_label
 
 __all__ = [
@@ -251,9 +252,12 @@ def _solved(table: Measurements, device: Device, form: Form, prior: Prior) -> _R
 def _fitted_classes(
     table: Measurements, device: Device, common: _CommonKernels
 ) -> dict[_ClassName, _RecordedClass]:
-    """Fit all classes of operations in ``table``: first the whole chip, then kinds, then operations."""
+    """Fit all classes of operations in ``table``: first the whole chip, then kinds, then operations. Matmuls
+    that expand their weights are left out, because estimates add the expansion to the fitted times.
+    """
     classes = _kernel_classes(table, device, common) if common else {}
-    table = table.take(np.flatnonzero(_has_rates(table, device)))
+    is_plain = np.nan_to_num(table.ops.dim(EXPANDED)) == 0
+    table = table.take(np.flatnonzero(_has_rates(table, device) & is_plain))
     if not len(table):
         return classes
     chip = _solved(table, device, _ROOFLINE, _CHIP_PRIOR)
@@ -359,7 +363,7 @@ def _held_out_times(
             predicted_ns[rows] = _time_ns(table.take(rows), device, form, values)
             for row in of_class:
                 names[row] = name
-    return predicted_ns, names
+    return predicted_ns + expansion_ns(table.ops, device), names
 
 
 @dataclass(frozen=True, slots=True, eq=False)

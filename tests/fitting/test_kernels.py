@@ -7,7 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from hespas.estimators.kernels import KERNELS
+from hespas.estimators.interface import Prediction
+from hespas.estimators.kernels import KERNELS, PRODUCTS, as_programs_run
 from hespas.fitting.kernels import (
     DEFAULT_PRODUCTS,
     benchmark_ns,
@@ -21,8 +22,9 @@ from hespas.fitting.kernels import (
 )
 from hespas.graph.columns import FloatArray
 from hespas.hardware import ANY, load_device
+from hespas.hardware.kernel_shares import common_fits
 from hespas.measurements import Measurements, joined
-from hespas.operations import STRIDED, Labels, build
+from hespas.operations import EXPANDED, STRIDED, Labels, build
 
 H100, A100 = load_device("H100-SXM"), load_device("A100-SXM-40GB")
 SIZES = np.array([1.0, 30.0, 300.0, 3000.0, 10000.0, 50000.0])
@@ -140,3 +142,28 @@ def test_products_of_a_vendors_devices_are_those_recorded_and_of_none_those_of_a
     assert common_products([], "AMD") == DEFAULT_PRODUCTS
     tf32 = replace(table, ops=replace(ops, scheme=Labels.constant("f32", count)))
     assert common_products([(tf32, H100)], "NVIDIA") == DEFAULT_PRODUCTS
+
+
+def test_the_expansion_of_weights_is_counted_once_in_fitted_products() -> None:
+    count = 12
+    m = np.geomspace(128, 8192, count).round()
+    plain = build.matmuls(
+        Labels.constant("bf16", count),
+        batch=np.ones(count),
+        m=m,
+        n=np.full(count, 4096.0),
+        k=np.full(count, 4096.0),
+    )
+    expanded = np.ceil(m / 128) * 4096 * 4096 * np.tile([0.0, 1.0], count // 2)
+    table = replace(
+        recorded("add", m, "H100-SXM"), ops=replace(plain, dims={**plain.dims, EXPANDED: expanded})
+    )
+    usual = next(fit for fit in common_fits(H100) if fit.form == PRODUCTS)
+    benchmark = Prediction.of("x", benchmark_ns(replace(table, ops=plain), H100))
+    with_expansion, without = (
+        as_programs_run(benchmark, ops, H100).duration_ns for ops in (table.ops, plain)
+    )
+    assert (with_expansion[1::2] > 1.1 * without[1::2]).all()
+    table = replace(table, duration_ns=with_expansion)
+    found = fit_products(table, H100, benchmark_ns(table, H100), DEFAULT_PRODUCTS)
+    assert found["scale"] == pytest.approx(usual.value("scale"), rel=0.02)

@@ -12,7 +12,7 @@ from hespas.fitting.recordings import fit_recordings
 from hespas.graph.errors import UsageError
 from hespas.hardware import ANY, Device, load_device
 from hespas.measurements import Measurements
-from hespas.operations import STRIDED, Labels, build
+from hespas.operations import EXPANDED, STRIDED, Labels, build
 from hespas.validators.calibration import calibrate
 
 BARE = replace(load_device("H100-SXM"), fits_of="", own_fits=(), vendor="Nobody")
@@ -128,3 +128,24 @@ def test_recordings_move_kernels_from_what_is_common() -> None:
     }
     assert start["slow"].value("t0_ns") > 1.3 * start["usual"].value("t0_ns")
     assert start["slow"].value("memory") < 0.7 * start["usual"].value("memory")
+
+
+def test_products_that_expand_their_weights_do_not_slow_the_fits_of_others() -> None:
+    count = 16
+    m = np.tile(np.geomspace(512, 8192, 8).round(), 2)
+    made = build.matmuls(
+        Labels.constant("bf16", count),
+        batch=np.ones(count),
+        m=m,
+        n=np.full(count, 4096.0),
+        k=np.full(count, 4096.0),
+    )
+    expands = np.arange(count) >= count // 2
+    slow = np.where(expands, 5.0, 1.0)
+    table = replace(
+        recording("products", ["add"] * count, m.tolist()),
+        ops=replace(made, dims={**made.dims, EXPANDED: np.where(expands, 4096.0 * 4096.0, 0.0)}),
+        duration_ns=START_NS + slow * made.flops / 600e3,
+    )
+    plain = Calibrated().predict(made, fitted_on([table])).duration_ns[~expands]
+    assert plain == pytest.approx(table.duration_ns[~expands], rel=0.1)
