@@ -134,13 +134,16 @@ _TABLE_GRADIENT, _KERNELS_UNSORTED = "embedding_dense_backward", 2.0
 the table, one adds gradients. Operations do not state that gradients are scaled by frequency, which sorts
 also few indices.
 """
+_TABLE_UPDATES = tuple(
+    f"cppnode<splitlookupfunction_{name}_op>" for name in ("rowwise_adagrad", "approx_rowwise_adagrad")
+)
+"""Updates of tables that read the gradient of a bag for each of its lookups, in the order of the tables'
+rows. A cache supplies as large a share of these reads as it holds of the gradients.
+"""
 _KERNELS_OF_BAGS: Mapping[str, float] = {
     _TABLE_GRADIENT: 12.0,
     "permute_sparse_features": 8.0,
-    **{
-        f"cppnode<splitlookupfunction_{name}_op>": 22.0
-        for name in ("rowwise_adagrad", "approx_rowwise_adagrad")
-    },
+    **dict.fromkeys(_TABLE_UPDATES, 22.0),
 }
 """Operations of embedding tables that start a group of threads for each bag and for each row that they sum,
 with the numbers of their kernels (fbgemm: sums of lengths and a copy; radix sort, run lengths and updates).
@@ -187,6 +190,10 @@ def _columns(ops: Operations, machine: MachineRates) -> Columns:
     of_bags = np.array([any(word in name for word in _BAGS) for name in ops.op.names], np.bool_)[ops.op.row]
     walks = np.where((summed > 0) | of_bags, 0.0, walks)
     elements = rows * columns + summed
+    gradient_bytes = rows * columns * machine.activation_bytes
+    missed = 1 - np.minimum(machine.cache_bytes / np.maximum(gradient_bytes, 1.0), 1.0)
+    again_bytes = np.maximum(summed * machine.activation_bytes * missed - gradient_bytes, 0.0)
+    read_again = np.where(_are(ops.op, _TABLE_UPDATES), again_bytes, 0.0)
     # The rows of a table that have no index start no group.
     started = np.where(of_table, np.minimum(rows, added), rows) + np.where(by_bag, added, 0.0)
     slots = np.nan_to_num(ops.flops) + _SLOTS_OF_FUNCTION * np.nan_to_num(ops.transcendentals)
@@ -198,7 +205,7 @@ def _columns(ops: Operations, machine: MachineRates) -> Columns:
         _are(ops.kind, ("reduction",)), _REDUCTION_START_NS, 0.0
     )
     return {
-        "memory_ns": ops.bytes_moved * passes / machine.bytes_per_ns,
+        "memory_ns": (ops.bytes_moved * passes + read_again) / machine.bytes_per_ns,
         "element_ns": elements / machine.lane_flops_per_ns,
         "inner_ns": np.where(_are(ops.op, _FUSED), inner_ns, taps_ns),
         "walks": walks,

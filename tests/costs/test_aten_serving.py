@@ -281,10 +281,6 @@ def test_the_gradient_of_tables_sorts_and_sums_all_lookups() -> None:
     # Each row number of 8 bytes is made, sorted in two passes with a position of 4 bytes, and counted.
     per_lookup = 8 + 2 * 12 + 2 * 8 + 2 * 4
     assert many.cost.bytes_read == 20000 * per_lookup + 4 * 256 * 256 + 4 * 4000 * 64
-    # A cache of 50 MB does not hold the gradients of many samples: most are read once for each lookup.
-    large = price(UPDATE, [[262144, 256]], ["float"], parts=(lookup_in_tables(10**7),))
-    gradients = large.cost.bytes_read - 10**7 * per_lookup - 4 * 4000 * 64
-    assert gradients == pytest.approx(4 * 64 * 10**7 * (1 - 50e6 / (4 * 262144 * 256)))
 
 
 def test_a_permutation_of_bags_copies_the_tables_that_it_names() -> None:

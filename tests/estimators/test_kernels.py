@@ -230,6 +230,19 @@ def test_updates_of_tables_start_a_group_for_each_row_that_they_sum() -> None:
     assert times[0] - times[1] == pytest.approx(started + 21 * START["t0_ns"], rel=0.1)
 
 
+def test_updates_of_tables_read_gradients_again_that_the_cache_does_not_hold() -> None:
+    name = canonical_op("torch::autograd::CppNode<SplitLookupFunction_rowwise_adagrad_Op>")
+    machine = machine_of(H100, "gather", "f32")
+    lookups, length = 2.0**24, 64.0
+    for bags, misses in ((2.0**16, 0.0), (2.0**20, 1 - machine.cache_bytes / (2.0**20 * 64 * 4))):
+        update = kernels("gather", name, bags, length, scheme="f32")
+        columns = KERNELS.columns(replace(update, flops=np.full(1, lookups * length)), machine)
+        again = max(4 * lookups * length * misses - 4 * bags * length, 0.0)
+        assert columns["memory_ns"][0] == pytest.approx(
+            (update.bytes_moved[0] + again) / machine.bytes_per_ns
+        )
+
+
 def gradient_of_table(rows: float, indices: float) -> float:
     made = kernels("gather", "embedding_dense_backward", rows, 64, scheme="f32")
     return time_ns(replace(made, flops=np.full(1, indices * 64)))

@@ -160,10 +160,6 @@ _INDEX_BYTES, _ROW_BYTES = 8.0, 4.0
 """Bytes of a row number in all tables together, and of the position of a lookup."""
 _SORTED_BITS = 8.0
 """Bits that one pass of a radix sort orders (CUB, ``DeviceRadixSortPolicy``)."""
-_CACHED_BYTES = 50e6
-"""Gradients that a cache is assumed to hold on every device: the second-level caches of an A100 and an H100
-have 40 and 50 MB. Costs have no device, so that devices with other caches have the same bytes.
-"""
 
 
 @needs(OpClass.SCATTER, 0)
@@ -172,8 +168,9 @@ def _table_update(call: Call, grad: Strided) -> AtenCost | None:
     the tables and updates the rows. The lookup is the only part of the call.
 
     Each lookup's row number is computed, sorted together with its position, counted and summed. Then the
-    gradient of its bag is read; bags are in the order of rows, so that a cache helps with as much as it
-    holds, which is assumed to be 50 MB on every device (fbgemm, ``embedding_backward_split_template.cu``).
+    gradient of its bag is read (fbgemm, ``embedding_backward_split_template.cu``). Each gradient counts as
+    read once. Devices whose cache does not hold all of them read most again, as
+    :mod:`hespas.estimators.kernels` adds.
     """
     lookup = call.parts[0] if call.parts else None
     starts, weights, indices = (None if lookup is None else lookup.tensor(at) for at in (6, 1, 11))
@@ -186,15 +183,13 @@ def _table_update(call: Call, grad: Strided) -> AtenCost | None:
     passes = max(ceil(log2(max(rows, 2.0)) / _SORTED_BITS), 1)
     pair = _INDEX_BYTES + _ROW_BYTES
     row_numbers = indices.bytes + passes * lookups * pair + lookups * (2 * _INDEX_BYTES + 2 * _ROW_BYTES)
-    picked = lookups * length * grad.width
-    held = min(_CACHED_BYTES / grad.bytes, 1.0) if grad.bytes else 1.0
     changed = min(lookups, rows) * length * weights.width
     bags = dense(grad.dtype, (grad.shape[0] * (starts.elements - 1), max(round(length), 1)))
     return simple(
         [bags, weights, indices],
         [weights.dense],
         flops=lookups * length,
-        read=row_numbers + max(grad.bytes, picked * (1 - held)) + changed,
+        read=row_numbers + grad.bytes + changed,
         written=lookups * (pair * (1 + passes) + 2 * _ROW_BYTES) + changed,
     )
 
