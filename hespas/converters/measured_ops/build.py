@@ -44,13 +44,25 @@ from hespas.graph import (
 from hespas.graph.columns import BoolArray, FloatArray, SmallIntArray, at_rows, equal_rows, mapped
 from hespas.graph.passes import take_nodes
 
-__all__ = ["NOT_RECORDED", "CostedOps", "costed_ops", "kind_of_communication", "stated_group"]
+__all__ = [
+    "ASSUMED_LAYOUT",
+    "NOT_RECORDED",
+    "CostedOps",
+    "costed_ops",
+    "kind_of_communication",
+    "stated_group",
+]
 
 NOT_RECORDED = (
     "the trace does not record the inputs that determine the cost (record with record_shapes=True of "
     "PyTorch's profiler)"
 )
 """Message about operations that the cost table has but whose inputs are unknown."""
+ASSUMED_LAYOUT = (
+    "the memory order of images is unknown: convolutions are assumed to read and write PyTorch's default "
+    "order (NCHW)"
+)
+"""Message about convolutions of images without known strides."""
 
 _KIND_WORDS: tuple[tuple[str, CollectiveKind], ...] = (
     ("allreduce", CollectiveKind.ALL_REDUCE),
@@ -162,6 +174,7 @@ def costed_ops(profile: Profile, diagnostics: Diagnostics | None = None) -> Cost
         rest = ~result.costed & ~unlinked & ~is_communication
         in_table = mapped(graph.op_id, lambda row: find_aten_rule(graph.strings[row]) is not None, np.bool_)
         has_shapes = np.append(profile.host.shapes_id != 0, False)[result.host_op]  # -1: no operation
+        no_strides = has_shapes & np.append(profile.host.strides_id == 0, False)[result.host_op]
         not_recorded = rest & in_table & (groups.answers | ~has_shapes)
         update = (
             "generated kernels are assumed to update their first tensor, because their names need its "
@@ -173,6 +186,7 @@ def costed_ops(profile: Profile, diagnostics: Diagnostics | None = None) -> Cost
             (not_recorded, "inputs-not-recorded", NOT_RECORDED),
             (is_communication, "communication", "communication takes network time and has no cost"),
             (builder.guessed, "guessed-update", update),
+            ((graph.op_class == int(OpClass.CONVOLUTION)) & no_strides, "assumed-layout", ASSUMED_LAYOUT),
         ):
             time_ns = float(result.busy_ns[mask].sum())
             share = time_ns / total_ns if total_ns else 0.0

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hespas.converters.linking import nearest
-from hespas.converters.measured_ops.build import NOT_RECORDED, costed_ops
+from hespas.converters.measured_ops.build import ASSUMED_LAYOUT, NOT_RECORDED, costed_ops
 from hespas.converters.measured_ops.device_events import EventRole, event_roles, is_to_device
 from hespas.costs.aten import VIEWS, aten_cost, find_aten_rule, is_composite
 from hespas.costs.operation import Contraction
@@ -367,3 +367,6 @@ def _report_host_costs(
         findings.warning(code, f"{message}: {names}", int(mask.sum()))
     calls = "calls around or inside operations with a cost, views and bookkeeping cost nothing themselves"
     findings.info("calls", calls, int(roles.idle.sum()))
+    # Host operations keep no strides, also where the trace records them.
+    is_assumed = roles.bears & ~not_recorded & (costs.op_class == int(OpClass.CONVOLUTION))
+    findings.info("assumed-layout", ASSUMED_LAYOUT, int(is_assumed.sum()))

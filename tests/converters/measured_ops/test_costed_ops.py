@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -406,3 +407,19 @@ def test_an_operation_of_the_table_without_shapes_is_not_called_unknown() -> Non
     assert "my::op 1 x" in told["measured-ops.unknown-op"]
     assert "aten::mm" not in told["measured-ops.unknown-op"]
     assert "aten::mm 1 x" in told["measured-ops.inputs-not-recorded"]
+
+
+@pytest.mark.parametrize(("strides", "count"), [("", 1), ("[[401408,1,7168,32],[288,9,3,1]]", 0)])
+def test_images_without_strides_are_reported(strides: str, count: int) -> None:
+    trace = Trace()
+    values = ["", "", "", "[1, 1]", "[0, 0]", "[1, 1]", "False", "[0]", "1"]
+    shapes = [[8, 32, 224, 56], [32, 32, 3, 3], *[[]] * 7]
+    image = trace.op("aten::convolution", (shapes, ["float"] * 2 + [""] * 7), values=values)
+    trace.event("implicit_gemm", image, 0, 5)
+    trace.event("gemm", trace.op("aten::mm", PAIR), 5, 5)
+    row = trace.strings.add(strides)
+    profile = trace.profile()
+    profile = replace(profile, host=replace(profile.host, strides_id=np.array([row, 0], np.int32)))
+    diagnostics = Diagnostics()
+    costed_ops(profile, diagnostics)
+    assert diagnostics.counts().get("measured-ops.assumed-layout", 0) == count

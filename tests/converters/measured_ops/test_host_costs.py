@@ -19,6 +19,7 @@ class Op(NamedTuple):
     name: str
     parent: int = -1
     shapes: Sequence[object] = ()
+    values: Sequence[str] = ()
 
 
 def costs_of(
@@ -42,7 +43,7 @@ def costs_of(
         shapes_id=rows(shapes),
         dtype_id=rows(types),
         strides_id=nothing,
-        values_id=nothing,
+        values_id=rows([json.dumps(op.values) if op.values else "" for op in ops]),
     )
     talks = np.isin(np.arange(len(ops)), communicates)
     diagnostics = Diagnostics()
@@ -139,3 +140,10 @@ def test_a_trace_of_no_operations() -> None:
     found, diagnostics = costs_of()
     assert len(found.flops) == 0
     assert not len(diagnostics)
+
+
+def test_the_order_of_images_is_reported_as_assumed() -> None:
+    values = ["", "", "", "[1, 1]", "[0, 0]", "[1, 1]", "1"]
+    image = Op("aten::conv2d", -1, [[8, 3, 16, 16], [4, 3, 3, 3], *[[]] * 5], values)
+    _, diagnostics = costs_of(image, Op("aten::relu", -1, [[8, 4, 14, 14]]))
+    assert diagnostics.counts().get("measured-ops.assumed-layout") == 1
