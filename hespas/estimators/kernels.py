@@ -55,7 +55,7 @@ from hespas.graph.columns import BoolArray, FloatArray
 from hespas.hardware import Device
 from hespas.hardware.kernel_shares import common_fits, fits_distance
 from hespas.hardware.library import fits_of_user
-from hespas.operations import EXPANDED, OF_LIBRARY, SCATTERED, STRIDED, Labels, Operations
+from hespas.operations import EXPANDED, OF_LIBRARY, ROW_GATHER, SCATTERED, STRIDED, Labels, Operations
 
 __all__ = [
     "EVERY_FORM",
@@ -84,9 +84,7 @@ softmaxes (``_SHORT_ROWS``); other norms start a group for each row.
 _SHORT_ROWS = ("softmax", "log_softmax", "softmax_backward_data", "log_softmax_backward_data")
 _LENGTH = 0.75
 """Exponent of the cost of longer rows: more of their groups of threads are active at once."""
-_WALKS_ALWAYS = ("cat", "stack")
-_CHECKS, _WALKS_OF_CHECK = ("bounds_check_indices",), 4.0
-"""Checks of indices read an index, the offsets of its bag and the size of its table, one after the other."""
+_WALKS_ALWAYS = ("cat", "stack", "bounds_check_indices")
 _SHORTENED = ("f32", "f32_full")
 _WALKS_OF_ROW = 2.0
 """Number of passes of a normalisation over a row that cannot be read in vectors: for its statistics, for its
@@ -143,10 +141,21 @@ rows. A cache supplies as large a share of these reads as it holds of the gradie
 _KERNELS_OF_BAGS: Mapping[str, float] = {
     _TABLE_GRADIENT: 12.0,
     "permute_sparse_features": 8.0,
+    "bounds_check_indices": 2.0,
     **dict.fromkeys(_TABLE_UPDATES, 22.0),
 }
 """Operations of embedding tables that start a group of threads for each bag and for each row that they sum,
-with the numbers of their kernels (fbgemm: sums of lengths and a copy; radix sort, run lengths and updates).
+with the numbers of their kernels (fbgemm: sums of lengths and a copy; a fill and a check; radix sort, run
+lengths and updates).
+"""
+_KERNELS_OF_OPERATION: Mapping[str, float] = {
+    "native_layer_norm_backward": 2.0,
+    "native_group_norm": 3.0,
+    "asynchronous_complete_cumsum": 3.0,
+}
+"""Kernels of other operations that start several: gradients of the input and of the weights
+(layer_norm_kernel.cu); moments, factors and application (group_norm_kernel.cu); a fill and the two kernels of
+a CUB scan (fbgemm).
 """
 _ROW_OF_BAG = 2 * _ROWS_OF_KIND["reduction"]
 """Cost of the start of a group of threads for a bag, like that of a row in ``_ROWS_OF_KIND``: the group first
@@ -170,6 +179,7 @@ def _columns(ops: Operations, machine: MachineRates) -> Columns:
     unsorted = of_table & (added <= UNSORTED_INDICES)
     kernels = np.where(unsorted, _KERNELS_UNSORTED, kernels)
     by_bag = (kernels > 0) & ~unsorted
+    several = np.array([_KERNELS_OF_OPERATION.get(name, 1.0) for name in ops.op.names])[ops.op.row]
     share = np.where(by_bag, _ROW_OF_BAG, share)
     by_row = share > 0
     length = columns / _GROUP
@@ -181,12 +191,14 @@ def _columns(ops: Operations, machine: MachineRates) -> Columns:
     # Separate addresses per element: 0 where vectors are read. An elementwise copy converts between types;
     # the conversion that shortens floats has a kernel of vectors.
     converts = _are(ops.kind, ("vector",)) & _are(ops.op, ("copy",)) & ~_are(ops.scheme, _SHORTENED)
+    # Rows that one index selects are read in vectors (``fast_gather_kernel_eligible`` of PyTorch).
+    by_row_index = _are(ops.op, (ROW_GATHER,)) & (columns % max(machine.vector_elements, 1.0) == 0)
     always = _are(ops.op, _WALKS_ALWAYS) | _are(ops.kind, ("gather", "pooling")) | converts
+    always &= ~by_row_index
     ragged = _are(ops.kind, ("normalization",)) & (columns % max(machine.vector_elements, 1.0) != 0)
     ragged &= ~of_channels
     strided = (np.nan_to_num(ops.dim(STRIDED)) > 0) | always
     walks = np.where(ragged | trains, _WALKS_OF_ROW, np.where(strided | of_channels, 1.0, 0.0))
-    walks = np.where(_are(ops.op, _CHECKS), _WALKS_OF_CHECK, walks)
     of_bags = np.array([any(word in name for word in _BAGS) for name in ops.op.names], np.bool_)[ops.op.row]
     walks = np.where((summed > 0) | of_bags, 0.0, walks)
     elements = rows * columns + summed
@@ -211,7 +223,7 @@ def _columns(ops: Operations, machine: MachineRates) -> Columns:
         "walks": walks,
         "rows": np.where(by_row, started / machine.units * shared * share, 0.0),
         "start_ns": start,
-        "starts": np.where(_are(ops.op, _COPIED), _COPY_START, np.maximum(kernels, 1.0)),
+        "starts": np.where(_are(ops.op, _COPIED), _COPY_START, np.maximum(kernels, several)),
         "lines_ns": np.nan_to_num(ops.dim(SCATTERED))
         * machine.line_bytes
         / (machine.bytes_per_ns * machine.cache_rate),
@@ -264,9 +276,10 @@ _START_NS = 4000.0
 
 
 _ATTENTION_OF_REFERENCES: Mapping[str, float] = {"AMD": 1.8}
-"""Time of a framework's attention over prompts on a vendor's devices, relative to a prediction from the
-measured devices of another vendor: a recorded kernel of PyTorch (AOTriton) takes 1.9 times the prediction on
-an MI300X. Kernels of serving libraries take 1.3 (AITER's Composable Kernel) and 0.7 times (vLLM's Triton).
+"""Time of attention on a vendor's devices, relative to a prediction from the measured devices of another
+vendor: a recorded kernel of PyTorch over prompts (AOTriton) takes 1.9 times the prediction on an MI300X, and
+the two kernels of vLLM and AITER for one token (partitions of the keys, and their sum) 2.0 times. Kernels of
+serving libraries over prompts take 1.3 (AITER's Composable Kernel) and 0.7 times (vLLM's Triton).
 """
 _INSTRUCTIONS_OF_EXPANSION = 11.0
 """Vector instructions that expand a weight of 4 bits with a shared scale to 16 bits: unpack, look up, scale
@@ -341,18 +354,20 @@ def expansion_ns(ops: Operations, device: Device) -> FloatArray:
 def as_programs_run(
     prediction: Prediction, ops: Operations, device: Device, diagnostics: Diagnostics | None = None
 ) -> Prediction:
-    """Return predictions in which benchmark times of matmuls and of attention over prompts are converted to
-    their times in programs on ``device``. Benchmarks of 16-bit matmuls, measured or not, have 16-bit weights,
-    so that the expansion of 4-bit weights (:func:`expansion_ns`) is added to all of them.
+    """Return predictions in which benchmark times of matmuls and of attention are converted to their times in
+    programs on ``device``. Benchmarks of 16-bit matmuls, measured or not, have 16-bit weights, so that the
+    expansion of 4-bit weights (:func:`expansion_ns`) is added to all of them.
 
     Only operations that name no library are converted. Attention that is predicted from reference devices
-    takes the vendor's share longer (:data:`_ATTENTION_OF_REFERENCES`), except kernels of serving libraries.
-    The conversion of matmuls was fitted to recordings of the device, or else to recordings of other devices
-    of its vendor. In the second case ``diagnostics`` receives the extrapolation level of the device.
+    takes the vendor's share longer (:data:`_ATTENTION_OF_REFERENCES`), except kernels of serving libraries
+    over prompts. The conversion of matmuls was fitted to recordings of the device, or else to recordings of
+    other devices of its vendor. In the second case ``diagnostics`` receives the extrapolation level of the
+    device.
     """
     longer = _ATTENTION_OF_REFERENCES.get(device.vendor, 1.0)
-    rows = np.intersect1d(ops.kind.where("attention.context", "attention.encoder"), ops.variant.where(""))
-    rows = np.setdiff1d(rows, np.flatnonzero(ops.dim(OF_LIBRARY) == 1))
+    rows = ops.kind.where("attention.context", "attention.encoder")
+    rows = np.union1d(rows[ops.dim(OF_LIBRARY)[rows] != 1], ops.kind.where("attention.generation"))
+    rows = np.intersect1d(rows, ops.variant.where(""))
     rows = np.setdiff1d(rows, prediction.basis.where(MEASURED_BASIS, BEYOND_RANGE, DATA_SHEET))
     if longer > 1 and len(rows):
         times = np.stack((prediction.duration_ns, prediction.low_ns, prediction.high_ns))

@@ -36,6 +36,7 @@ __all__ = [
     "MATRIX_KINDS",
     "OF_LIBRARY",
     "REORDERED",
+    "ROW_GATHER",
     "SCATTERED",
     "SCHEMES",
     "STRIDED",
@@ -69,6 +70,9 @@ REORDERED = "reordered"
 """Dimension of convolutions: bytes of the images whose channels are not next to each other in memory, so that
 matrix units cannot load them without a copy in another order. NaN (not in tables) counts as 0.
 """
+
+ROW_GATHER = "row_gather"
+"""Name of gathers that select whole rows by one index each, such as PyTorch's ``index_select``."""
 
 SCATTERED = "scattered"
 """Dimension of any kind: number of elements that are read one by one, each from another line of the cache,

@@ -283,6 +283,13 @@ def test_the_gradient_of_tables_sorts_and_sums_all_lookups() -> None:
     assert many.cost.bytes_read == 20000 * per_lookup + 4 * 256 * 256 + 4 * 4000 * 64
 
 
+def test_a_bounds_check_reads_each_index_bag_by_bag() -> None:
+    check = price("fbgemm::bounds_check_indices", [[4], [20000], [1025]], ["long"] * 3)
+    assert check.cost.flops == 2 * 20000
+    assert (check.cost.bytes_read, check.cost.bytes_written) == (8 * (4 + 20000 + 1025), 0)
+    assert check.operands[0].shape == (1024, 20)
+
+
 def test_a_permutation_of_bags_copies_the_tables_that_it_names() -> None:
     name = "fbgemm::permute_sparse_features"
     types = ["int", "int", "int", "float"]

@@ -52,6 +52,30 @@ def test_what_gathers_concatenates_or_converts_walks(kind: str, op: str) -> None
     assert time_ns(kernels(kind, op, 8944, 1024)) > 1.2 * time_ns(kernels("move", "copy", 8944, 1024))
 
 
+@pytest.mark.parametrize(("columns", "is_faster"), [(1024, True), (1023, False)])
+def test_whole_rows_that_an_index_selects_are_read_in_vectors(columns: float, is_faster: bool) -> None:
+    rows, elements = (
+        time_ns(replace(kernels("gather", op, 8944, columns), flops=np.zeros(1)))
+        for op in ("row_gather", "gather")
+    )
+    assert (rows < 0.8 * elements) == is_faster
+
+
+@pytest.mark.parametrize(
+    ("kind", "op", "count"),
+    [("normalization", "native_layer_norm_backward", 2), ("reduction", "asynchronous_complete_cumsum", 3)],
+)
+def test_operations_of_several_kernels_start_each(kind: str, op: str, count: int) -> None:
+    columns = KERNELS.columns(kernels(kind, op, 1, 128), machine_of(H100, kind, "bf16"))
+    assert columns["starts"].tolist() == [count]
+
+
+def test_a_check_of_indices_starts_a_group_for_each_bag() -> None:
+    check, total = (time_ns(kernels("reduction", op, 1e6, 2)) for op in ("bounds_check_indices", "sum"))
+    started = 1e6 / machine_of(H100, "reduction", "bf16").units * START["row_ns"] * 0.3
+    assert check - total == pytest.approx(started, rel=0.1)
+
+
 def test_shortening_floats_has_a_kernel_of_vectors() -> None:
     f32 = time_ns(kernels("vector", "copy", 8944, 1024, scheme="f32"))
     assert f32 == pytest.approx(time_ns(kernels("vector", "relu", 8944, 1024, scheme="f32")))

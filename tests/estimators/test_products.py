@@ -134,6 +134,25 @@ def test_weights_of_4_bits_are_expanded_in_each_tile(name: str, flops_of_lane: f
     assert times[0] - times[1] == pytest.approx(scale * 11 * expanded / instructions_per_ns, rel=0.1)
 
 
+def test_attention_of_one_token_from_references_of_another_vendor_takes_longer() -> None:
+    one = np.ones(1)
+    ops = build.attention_generation(
+        Labels.constant("bf16", 1),
+        batch=32 * one, kv_len=1024 * one, heads=32 * one, kv_heads=8 * one, head_dim=128 * one,
+        kv_bytes=2 * one,
+    )  # fmt: skip
+    kernel = replace(ops, dims={**ops.dims, "of_library": one})
+    for name, basis, ratio in (
+        ("MI300X", reference_basis(["H100-SXM"]), 1.8),
+        ("MI300X", MEASURED_BASIS, 1.0),
+        ("H200-SXM", reference_basis(["H100-SXM"]), 1.0),
+    ):
+        said = as_programs_run(
+            Prediction.of("x", *np.full((3, 1), 1e6), basis=basis), kernel, load_device(name)
+        )
+        assert said.duration_ns[0] == pytest.approx(ratio * 1e6)
+
+
 def test_attention_from_references_of_another_vendor_takes_longer() -> None:
     one = np.ones(1)
     ops = build.attention_context(

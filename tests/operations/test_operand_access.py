@@ -14,12 +14,12 @@ F32 = dtype("f32")
 _Type = tuple[tuple[int, ...], str]
 
 
-def one_node(op_class: OpClass, operands: list[_Type], result: _Type) -> OpGraph:
+def one_node(op_class: OpClass, operands: list[_Type], result: _Type, op: str = "x") -> OpGraph:
     made = GraphBuilder("one")
     rows = [
         made.types.add(F32, shape, encoding=made.strings.add(layout)) for shape, layout in (*operands, result)
     ]
-    name = made.strings.add("x")
+    name = made.strings.add(op)
     made.add_node(
         name_id=name, op_id=name, op_class=op_class, operands=rows[:-1], results=rows[-1:]
     )  # fmt: skip
@@ -59,6 +59,13 @@ def test_operands_in_another_order_are_seen(
 ) -> None:
     found = operations_of(one_node(op_class, operands, result)).dim(STRIDED)
     assert found.tolist() == pytest.approx([expected], nan_ok=True)
+
+
+@pytest.mark.parametrize(("layout", "name"), [("strides 1,0", "row_gather"), ("", "gather")])
+def test_gathers_of_whole_rows_have_a_name_of_their_own(layout: str, name: str) -> None:
+    types: list[_Type] = [((64, 8), ""), ((4, 8), layout)]
+    graph = one_node(OpClass.GATHER, types, ((4, 8), ""), "aten::gather")
+    assert operations_of(graph).op[0] == name
 
 
 def test_elementwise_operations_of_one_size_are_one_however_they_are_shaped() -> None:

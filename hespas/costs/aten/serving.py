@@ -194,12 +194,15 @@ def _table_update(call: Call, grad: Strided) -> AtenCost | None:
     )
 
 
-@needs(OpClass.ELEMENTWISE, 0, 1, 2)
+@needs(OpClass.REDUCTION, 0, 1, 2)
 def _bounds_check(call: Call, rows: Strided, indices: Strided, offsets: Strided) -> AtenCost:
-    """Return the cost of a bounds check (rows of each table, indices, offsets, ...): every index is compared
-    with two bounds.
+    """Return the cost of a bounds check (rows of each table, indices, offsets, ...), which counts invalid
+    indices bag by bag: every index is compared with two bounds.
     """
-    return simple([rows, indices, offsets], [], flops=2.0 * indices.elements)
+    bags = max(offsets.elements - 1, 1)
+    checked = dense(indices.dtype, (bags, max(round(indices.elements / bags), 1)))
+    read = rows.bytes + indices.bytes + offsets.bytes
+    return simple([checked, rows, offsets], [], flops=2.0 * indices.elements, read=read)
 
 
 @needs(OpClass.REDUCTION, 0)
