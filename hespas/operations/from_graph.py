@@ -212,8 +212,8 @@ def _kinds_with(dim: str) -> BoolArray:
 def _operation_names(
     graph: OpGraph, kind: SmallIntArray, messages: SmallIntArray
 ) -> tuple[SmallIntArray, tuple[str, ...]]:
-    """Return the operation name of each node, as indices and names; empty for kinds that have only one
-    operation. Gathers of PyTorch whose indices are expanded along the row are :data:`ROW_GATHER`.
+    """Return the operation name of each node, as indices and names; empty for kinds of one operation. Gathers
+    by indices that are expanded along the row are :data:`ROW_GATHER`.
     """
     rows: dict[str, int] = {"": 0}
     number = np.zeros(len(graph.strings), np.int32)
@@ -222,10 +222,9 @@ def _operation_names(
         number[row] = rows.setdefault(name, len(rows))
     unnamed = np.array([name in _KINDS_OF_ONE_OPERATION for name in _NAMES], np.bool_)[kind]
     op = np.where(unnamed, 0, number[graph.op_id]).astype(np.int32)
-    gather = graph.strings.find("aten::gather")
-    for node in np.flatnonzero((graph.op_id == gather) & (gather > 0)).tolist():
+    for node in np.flatnonzero(graph.op_id == graph.strings.find("aten::gather")).tolist():
         layouts = [graph.strings[row] for row in graph.types.encoding[graph.operands.row(node)].tolist()]
-        if any(layout.startswith("strides ") and layout.endswith(",0") for layout in layouts[1:2]):
+        if "".join(layouts[1:2]).startswith("strides ") and layouts[1].endswith(",0"):
             op[node] = rows.setdefault(ROW_GATHER, len(rows))
     for collective in CollectiveKind:
         nodes = graph.collectives.node[graph.collectives.kind == int(collective)]
