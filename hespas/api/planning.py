@@ -242,7 +242,7 @@ def plan(
 
     Examples:
         >>> hespas.plan("llama-3-8b", devices=8, hardware="H100-SXM", global_batch=8, pp=1, cp=1, zero=1)
-        <PlanResult: Llama-3-8B on 8 H100-SXM: 386.958 ms with dp 8, zero 1>
+        <PlanResult: Llama-3-8B on 8 H100-SXM: 386.668 ms with dp 8, zero 1>
     """
     from hespas.generators.llm import LlmStep
 

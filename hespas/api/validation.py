@@ -237,7 +237,7 @@ def accuracy(
 
     Examples:
         >>> hespas.accuracy("samples/ffn_train_rank0of2.pt.trace.json.gz", hardware="H100-SXM")
-        <AccuracyReport: composite on H100-SXM: MAPE 19.9%>
+        <AccuracyReport: composite on H100-SXM: MAPE 19.8%>
     """
     from hespas.validators.accuracy import Thresholds
 
