@@ -26,9 +26,10 @@ import numpy as np
 from msgspec.structs import replace as with_fields
 
 from hespas.estimators.forms import FORMS, Form, Values, form_time_ns, machine_of
-from hespas.estimators.learned.bases import REFERENCE_DEVICES, Base, BaseIndex, nearest_devices
+from hespas.estimators.learned.bases import REFERENCE_DEVICES, Base, BaseIndex
 from hespas.estimators.learned.ensemble import FAMILIES, Forest
-from hespas.estimators.learned.extrapolation import reference_times, tree_columns
+from hespas.estimators.learned.extrapolation import tree_columns
+from hespas.estimators.learned.inference import prediction_of_references
 from hespas.estimators.learned.selection import ModelSelection, OperationLabels, select_model
 from hespas.estimators.learned.serialization import Candidate, Card, LearnedModel, load_model
 from hespas.fitting.device_forms import Prior, solve
@@ -66,7 +67,7 @@ from hespas.fitting.rows import may_be_fitted, one_table
 from hespas.graph.columns import FloatArray, IntArray
 from hespas.hardware import Device
 from hespas.measurements import Measurements
-from hespas.operations import EXPANDED, Labels, find_scheme
+from hespas.operations import EXPANDED, find_scheme
 
 __all__ = [
     "FEWEST_ROWS",
@@ -270,25 +271,31 @@ class _ReferenceModel:
                 self.codes[name] = {
                     labels[column]: numbers[label] for labels, label in label_of.items() if label in numbers
                 }
+        for choice in choices.values():
+            for variant in () if choice.references is None else choice.references.variants:
+                if variant in card.codes.get("variant", {}):
+                    self.codes["variant"].setdefault(variant, card.codes["variant"][variant])
         coded = tree_columns(with_fields(card, codes=self.codes), measured.ops, device)
         self.names = tuple(
             name for name, column in coded.by_name.items() if np.isfinite(column).all() and np.ptp(column) > 0
         ) or (next(iter(coded.by_name)),)
         self._table, self._sheet_ns = coded.matrix(self.names), coded.sheet_ns
-        self._others = tuple(other for other in card.devices if other.name != device.name)
-        self._before = np.full(len(measured), np.nan)
-        names = [other.name for other in self._others]
-        for labels, rows in self._classes:
-            cell, part = choices[labels].cell, measured.ops.take(rows)
-            fitted = replace(
-                part,
-                op=Labels.constant(cell.op, len(rows)),
-                scheme=Labels.constant(cell.scheme, len(rows)),
-                variant=Labels.constant(cell.variant, len(rows)),
-            )
-            references = nearest_devices(device, self._others, names, labels[0], labels[2])
-            if references is not None:
-                self._before[rows] = reference_times(model, references, fitted, device).log_ns
+        names = {name for choice in choices.values() if choice.references for name in choice.references.names}
+        self._references = tuple(other for other in card.devices if other.name in names)
+        transferred = LearnedModel(
+            with_fields(
+                card,
+                adapts=card.name,
+                bases=tuple(self._bases_of_references()),
+                transfer_columns=card.columns,
+                codes=self.codes,
+                cells=cells_of(measured),
+                references=self._references,
+            ),
+            {"transfer": model.forests["main"]},
+            model.octaves,
+        )
+        self._before = prediction_of_references(transferred, measured.ops, device)
 
     def residuals(
         self, numbers: IntArray, tested: IntArray, options: Sequence[_Adaptation], *, seed: int
@@ -349,7 +356,7 @@ class _ReferenceModel:
             selection=chosen.candidates,
             left_out=(),
             errors=errors_of_folds(self._measured, chosen.residual),
-            references=self._others if option.transfers else (),
+            references=self._references if option.transfers else (),
         )
         return LearnedModel(card, forests, np.unique(np.concatenate((self._model.octaves, octaves)), axis=0))
 
@@ -454,15 +461,19 @@ class _ReferenceModel:
                 )
 
     def _bases_of_references(self) -> Iterator[Base]:
-        """Yield the forms of the reference devices under the labels of the rows."""
-        index = BaseIndex(self._model.card.bases, self._model.card.forms)
-        for labels, _ in self._classes:
-            kind, op, scheme, variant = labels
-            cell = self._choices[labels].cell
-            for device in self._others:
-                base = index.find(device.name, (cell.kind, cell.op, cell.scheme, cell.variant))
+        """Yield the forms of the reference devices, in the variants in which they were measured, with the
+        other labels of the rows.
+        """
+        index, seen = BaseIndex(self._model.card.bases, self._model.card.forms), set[Base]()
+        for (kind, op, scheme, _), choice in self._choices.items():
+            cell, references = choice.cell, choice.references
+            assert references is not None
+            for name, variant in zip(references.names, references.variants, strict=True):
+                base = index.find(name, (cell.kind, cell.op, cell.scheme, variant))
                 if base is not None:
-                    yield with_fields(base, kind=kind, op=op, scheme=scheme, variant=variant)
+                    base = with_fields(base, kind=kind, op=op, scheme=scheme, variant=variant)
+                    yield from {base} - seen
+                    seen.add(base)
 
 
 FEWEST_ROWS = 60

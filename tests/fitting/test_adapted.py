@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,8 +13,13 @@ from msgspec.structs import replace as with_fields
 from hespas.estimators import load_estimator
 from hespas.estimators.interface import OperationModel, Prediction
 from hespas.estimators.learned import Learned
+from hespas.estimators.learned.bases import ReferenceDevices
+from hespas.estimators.learned.extrapolation import references_of
 from hespas.estimators.learned.inference import LoadedModels
+from hespas.estimators.learned.selection import OperationLabels, select_model
 from hespas.estimators.learned.serialization import (
+    Card,
+    Cell,
     LearnedModel,
     cards_in,
     read_model,
@@ -23,11 +29,14 @@ from hespas.estimators.learned.serialization import (
 from hespas.estimators.rates import roof_ns
 from hespas.fitting.learned_parts import PARTS, rows_for
 from hespas.fitting.own_models import adaptable, adapted
+from hespas.graph import reference_basis
 from hespas.graph.errors import UsageError
 from hespas.hardware import Device, load_device
 from hespas.measurements import Measurements, joined
 from hespas.operations import Labels, Operations, build
 from hespas.validators.calibration import calibrate, write_calibration
+from hespas.validators.calibration.known_sizes import known_sizes
+from hespas.validators.calibration.suggest import chosen
 
 pytest.importorskip("sklearn")
 
@@ -51,7 +60,7 @@ def products(count: int, seed: int, *, variant: str = "") -> Operations:
 def slower(count: int, seed: int, *, variant: str = "mine 1.0", device: Device = NEW) -> Measurements:
     """Times by the reference devices, a third slower, and 3 % of noise."""
     ops = products(count, seed, variant=variant)
-    before = Learned().predict(replace(ops, variant=Labels.constant("", count)), NEW).duration_ns
+    before = Learned().predict(replace(ops, variant=Labels.constant("", count)), device).duration_ns
     noise = np.exp(np.random.default_rng(seed + 1).normal(0, 0.03, count))
     return Measurements(
         name="few.csv",
@@ -95,6 +104,39 @@ def test_a_few_rows_move_what_relatives_say(count: int) -> None:
     within = (said.low_ns <= unseen.duration_ns) & (unseen.duration_ns <= said.high_ns)
     assert within.mean() >= 0.8
     assert (model.card.adapts, model.card.devices[0].name) == ("gemm-bf16", "H150")
+
+
+@pytest.mark.parametrize("device", [NEW, load_device("RTX-4090")], ids=lambda device: device.name)
+def test_estimates_suggestions_and_own_fits_use_the_same_reference_devices(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    selection = select_model(cards_in(shipped_folder()), OperationLabels("matmul", "", "bf16", ""), device)
+    assert not isinstance(selection, str)
+    references = selection.references
+    assert references is not None
+    assert Learned().predict(products(5, 1), device).basis.used() == (reference_basis(references.names),)
+
+    model = model_of(slower(20, 1, device=device), device)
+    assert model is not None
+    [cell] = model.card.cells
+    of_own_fit = references_of(model.card, cell, device)
+    assert of_own_fit is not None
+    assert of_own_fit.names == references.names
+    assert of_own_fit.weights == pytest.approx(references.weights)
+    assert of_own_fit.variants == references.variants
+    assert {other.name for other in model.card.references} == set(references.names)
+
+    found: dict[str, ReferenceDevices | None] = {}
+
+    def recorded(card: Card, cell: Cell, device: Device, without: set[str]) -> ReferenceDevices | None:
+        found[card.name] = references_of(card, cell, device, without)
+        return found[card.name]
+
+    module = sys.modules["hespas.validators.calibration.suggest"]
+    monkeypatch.setattr(module, "references_of", recorded)
+    [known] = known_sizes(device, ["matmul"], ["bf16"])
+    assert len(chosen(device, known, products(5, 1), 1)) == 1
+    assert found[selection.card.name] == references
 
 
 def test_rows_that_show_no_difference_change_nothing() -> None:

@@ -255,20 +255,25 @@ def references_of(
     """Return the devices from which ``device`` is predicted, for the operations of a cell of a model; None if
     none is of the same kind of device. Devices in ``without`` are not used.
 
-    Every device with rows of the same kind, operation and number format may be one. It is predicted in the
-    variant of ``cell``, else in another version of it, else in the variant with the most rows.
+    This is the only rule for reference devices: of estimates, of suggested shapes, and of models adapted to a
+    device. Every device with rows of the same kind, operation and number format may be one. It is predicted
+    in the variant of ``cell``, else in another version of it, else in the variant with the most rows. The
+    card of a model adapted to ``device`` has the forms of these devices only, as bases.
     """
     codes = card.codes.get("variant", {})
     code = codes.get(cell.variant)  # versions of a variant have one code
-    alike = [
-        other
-        for other in card.cells
-        if (other.kind, other.op, other.scheme) == (cell.kind, cell.op, cell.scheme)
-    ]
-    alike.sort(key=lambda other: (other == cell, codes.get(other.variant) == code, sum(other.rows.values())))
-    variants = {name: other.variant for other in alike for name in other.rows if name not in without}
+    fitted = card.devices
+    measured = [(other.kind, other.op, other.scheme, other.variant, other.rows) for other in card.cells]
+    if card.adapts and device.name in cell.rows:
+        fitted = card.references
+        measured = [
+            (base.kind, base.op, base.scheme, base.variant, {base.hardware: 0}) for base in card.bases
+        ]
+    alike = [row[3:] for row in measured if row[:3] == (cell.kind, cell.op, cell.scheme)]
+    alike.sort(key=lambda row: (row[0] == cell.variant, codes.get(row[0]) == code, sum(row[1].values())))
+    variants = {name: variant for variant, rows in alike for name in rows if name not in without}
     others = [name for name, variant in variants.items() if codes.get(variant) != code]
-    nearest = nearest_devices(device, card.devices, variants, cell.kind, cell.scheme, other_library=others)
+    nearest = nearest_devices(device, fitted, variants, cell.kind, cell.scheme, other_library=others)
     return nearest and nearest._replace(variants=tuple(variants[name] for name in nearest.names))
 
 

@@ -28,7 +28,6 @@ from hespas.estimators.learned.bases import (
     BaseIndex,
     ReferenceDevices,
     combined_ns,
-    nearest_devices,
 )
 from hespas.estimators.learned.equivalents import (
     CONVOLUTION_WIDENING,
@@ -48,6 +47,7 @@ from hespas.estimators.learned.extrapolation import (
     octaves_beyond,
     octaves_outside,
     reference_times,
+    references_of,
     shares_of_trees,
     tree_columns,
     widening,
@@ -70,7 +70,7 @@ from hespas.graph.errors import FormatError, UsageError, clipped
 from hespas.hardware import Device
 from hespas.operations import LabelColumn, Labels, Operations, timed_with_events
 
-__all__ = ["Learned", "LoadedModels"]
+__all__ = ["Learned", "LoadedModels", "prediction_of_references"]
 
 
 _UNTESTED = 1.0
@@ -406,7 +406,7 @@ def _predict_times(
         base_log = logs
         if "transfer" in model.forests:
             expected, _ = BaseIndex(card.bases, card.forms).log_times(part, device, [REFERENCE_DEVICES])
-            before = _prediction_of_references(model, part, device)
+            before = prediction_of_references(model, part, device)
             base_log = np.where(np.isnan(before), logs, before + logs - expected)
         base = np.exp(base_log)
     else:
@@ -434,14 +434,16 @@ def _predict_times(
     return times, octaves
 
 
-def _prediction_of_references(model: LearnedModel, ops: Operations, device: Device) -> FloatArray:
+def prediction_of_references(model: LearnedModel, ops: Operations, device: Device) -> FloatArray:
     """Return the log of the times [ns] that a model adapted to ``device`` starts from, which are predicted
-    from its reference devices. NaN for classes without reference devices.
+    from its reference devices, shape ``(ops,)``. NaN for classes without reference devices.
+
+    The labels of ``ops`` are labels of cells of the model.
     """
     logs, card = np.full(len(ops), np.nan), model.card
-    names = [reference.name for reference in card.references]
+    cells = {(cell.kind, cell.op, cell.scheme, cell.variant): cell for cell in card.cells}
     for labels, rows in ops.classes():
-        references = nearest_devices(device, card.references, names, labels[0], labels[2])
+        references = references_of(card, cells[labels], device)
         if references is not None:
             logs[rows] = reference_times(model, references, ops.take(rows), device).log_ns
     return logs

@@ -36,8 +36,13 @@ from msgspec import Meta
 from numpy.typing import NDArray
 
 from hespas._version import __version__
-from hespas.estimators.learned.bases import BaseIndex, FittedDevice, nearest_devices
-from hespas.estimators.learned.extrapolation import expected_deviation, octaves_beyond, widening
+from hespas.estimators.learned.bases import BaseIndex, FittedDevice
+from hespas.estimators.learned.extrapolation import (
+    expected_deviation,
+    octaves_beyond,
+    references_of,
+    widening,
+)
 from hespas.estimators.learned.serialization import Card
 from hespas.files.documents import Count, Figure, document_bytes
 from hespas.graph import Diagnostics
@@ -273,9 +278,10 @@ class _ProcessPoints:
         deviations: list[FloatArray] = []
         for model in known.models:  # the uncertainty of a model for a device that was not measured
             card = model.card
-            seen = _other_devices(device, card)
-            names, scheme = [other.name for other in seen], card.cells[0].scheme
-            references = nearest_devices(device, seen, names, known.kind, scheme)
+            cells = [cell for cell in card.cells if (cell.kind, cell.scheme) == (known.kind, known.stand_in)]
+            cell = max(cells, key=lambda cell: sum(cell.rows.values()))
+            others = {other.name for other in _other_devices(device, card)}
+            references = references_of(card, cell, device, {device.name} - others)
             width = _ASSUMED_WIDTH
             if references is not None:
                 width = float(expected_deviation(references)) * (card.unseen.high - card.unseen.low)
