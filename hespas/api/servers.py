@@ -300,6 +300,18 @@ class Server:
                 "step factors of the device file are not applied: they include the host, which a server sets "
                 "separately (`step_overhead_us`)",
             )
+        if self.engine_parameters != "none" and parameters is None:
+            diagnostics.warning(
+                "serving.no-engine-parameters",
+                device.name,
+                f"no parameters of {self.engine} with {self.estimator!r}: only stated host times are used",
+            )
+        elif parameters is not None and parameters.is_carried:
+            diagnostics.info(
+                "serving.engine-parameters",
+                device.name,
+                f"no measured runs of {self.engine} on the device: {parameters.evidence}",
+            )
         grids = LatticeGrids.up_to(
             tokens=policy.tokens, sequences=min(policy.sequences, policy.tokens), context=max(context, 128)
         )

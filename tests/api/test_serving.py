@@ -53,6 +53,27 @@ def test_a_device_without_measurements_is_a_warning(hardware: str, is_warned: bo
 _FEW = "closed:concurrency=2,prompt=256,output=8,requests=4"
 
 
+@pytest.mark.parametrize(
+    ("hardware", "estimator", "severities"),
+    [
+        ("H100-SXM", "composite", {}),
+        ("RTX-4090", "composite", {"serving.engine-parameters": Severity.INFO}),
+        ("H100-SXM", "roofline", {"serving.no-engine-parameters": Severity.WARNING}),
+    ],
+)
+def test_an_engine_without_measured_runs_is_reported(
+    hardware: str, estimator: str, severities: dict[str, Severity]
+) -> None:
+    found = Diagnostics()
+    server = Server(model="Llama-3-8B", hardware=hardware, estimator=estimator)
+    hespas.serve(server, _FEW, diagnostics=found)
+    reported = {entry.code: entry.severity for entry in found if "engine-parameters" in entry.code}
+    assert reported == severities
+    found = Diagnostics()
+    hespas.serve(replace(server, engine_parameters="none"), _FEW, diagnostics=found)
+    assert not any("engine-parameters" in entry.code for entry in found)
+
+
 def test_parameters_of_the_engine_correct_its_steps() -> None:
     done, plain = (
         hespas.serve(replace(_LLAMA, engine_parameters=choice), _FEW) for choice in ("shipped", "none")

@@ -51,7 +51,12 @@ class EngineParameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     def evidence(self) -> str:
         """Return the measured runs behind the parameters."""
         runs = f"{self.rows:,} run{'s' * (self.rows != 1)} of {self.name}"
-        return f"host times of {runs} on other stacks" if self.parameters.keys() == _CARRIED else runs
+        return f"host times of {runs} on other stacks" if self.is_carried else runs
+
+    @property
+    def is_carried(self) -> bool:
+        """Return True if only host times of other stacks are known."""
+        return self.parameters.keys() == _CARRIED
 
     @property
     def correction(self) -> Correction:
