@@ -73,6 +73,10 @@ GPUs have 16 special function units per unit (CUDA C++ Programming Guide, throug
 instructions), but exponentials overlap with products. Of 0, 0.3, 0.5 and 1, values near 0.3 to 0.5 gave the
 smallest errors on left-out architectures of ``calib`` rows.
 """
+_PASSES_POWER = 0.75
+"""Power of the memory's bytes per unit and clock by which the passes between kernels change, down only. Of 0,
+0.25, 0.5, 0.75 and 1 it gave the smallest error on left-out architectures other than the L40S.
+"""
 _INSTRUCTIONS: Mapping[str, str] = {
     "sm_60": "none",
     "sm_61": "none",
@@ -116,7 +120,21 @@ Values = Mapping[str, float]
 """Parameters by name."""
 
 
-_Carry = Literal["", "clock", "start", "block", "tile", "score", "power", "cached", "loads", "hits"]
+_Carry = Literal[
+    "",
+    "clock",
+    "start",
+    "block",
+    "tile",
+    "score",
+    "power",
+    "cached",
+    "loads",
+    "hits",
+    "passes",
+    "key",
+    "stream",
+]
 """Rule by which a parameter changes for a device with other rates (:class:`Parameter`); empty: it stays."""
 
 
@@ -136,7 +154,9 @@ class Parameter:
     of an exponential in FLOPs, a *power* value a share of the peak FLOP/s, a *cached* value a share of the
     cache's size or of the data that stay in it, a *loads* value a rate of loads that partly come from the
     cache, and a *hits* value 1 less than a rate of the cache; the last two rates are relative to the memory.
-    Other values stay.
+    A *passes* value is a number of transfers of data between two kernels at the rate of the memory, a *key*
+    value the time of a unit for a key, and a *stream* value the share of the cache's bandwidth that a stream
+    reaches. Other values stay.
     """
 
     name: str
@@ -268,6 +288,15 @@ def carried_values(form: Form, values: Values, fitted: MachineRates, machine: Ma
     loads scale with the power :data:`_LOADS_POWER` of this ratio. An unknown clock, power limit or kernel
     leaves the values. An unknown bandwidth of a cache counts as the usual ratio, :data:`_CACHE_RATE`, as in
     the fit.
+
+    Three rules depend on the bytes that the memory or the cache delivers per unit and clock. Streams from the
+    cache run at a rate of the units: additions on an A100 and an H100 move 19 bytes per unit and clock. Their
+    shares of the cache's bandwidth therefore scale with the inverse of its bytes, except a share of 1, which
+    shows the limit of the cache. Data that one kernel leaves for the next stay in the cache, so that they
+    cost fewer passes at the rate of a slower memory, by the power :data:`_PASSES_POWER` of its bytes;
+    libraries for a faster memory do not make more passes. The time of a unit for a key is hidden by the
+    memory in most measurements, so that a faster memory shortens it: the units of another architecture keep
+    pace with their share of the memory.
     """
     is_sibling = fitted.arch == machine.arch
     slower = fitted.clock_hz / machine.clock_hz
@@ -277,6 +306,7 @@ def carried_values(form: Form, values: Values, fitted: MachineRates, machine: Ma
     suffices = np.minimum([machine.powered_share * slower**power, fitted.powered_share], 1.0)
     powered = float(suffices[0] / suffices[1]) ** root
     flops = slower * (machine.flops_per_ns / machine.units) / (fitted.flops_per_ns / fitted.units)
+    paced = (machine.bytes_per_ns / machine.units) / (fitted.bytes_per_ns / fitted.units) * slower
     at_once = [_BLOCKS_AT_ONCE.get(rates.instructions, np.nan) for rates in (fitted, machine)]
     stores = {rates.instructions in _OWN_ACCUMULATORS for rates in (fitted, machine)}
     factors: dict[_Carry, float] = {
@@ -288,13 +318,18 @@ def carried_values(form: Form, values: Values, fitted: MachineRates, machine: Ma
         "power": powered,
         "cached": fitted.cache_copies / machine.cache_copies,
         "loads": faster**_LOADS_POWER,
+        "passes": float(np.minimum(paced, 1.0)) ** _PASSES_POWER,
+        "key": slower / (1.0 if is_sibling else float(np.maximum(paced, 1.0))),
+        "stream": 1 / (paced * faster),
     }
     carried = dict(values)
     for parameter in form.parameters:
         value, factor = carried.get(parameter.name, np.nan), factors.get(parameter.carries, 1.0)
         if parameter.carries == "hits":
             carried[parameter.name] = max((1 + value) * faster - 1, 0.0)
-        elif not isnan(factor) and factor != 1:
+        elif parameter.carries == "stream" and value >= parameter.high:
+            continue  # the cache is the limit
+        elif value > 0 and not isnan(factor) and factor != 1:  # 0 is the value of older fits without it
             carried[parameter.name] = min(max(value * factor, parameter.low), parameter.high)
     return carried
 

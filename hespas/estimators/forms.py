@@ -188,12 +188,12 @@ DECODE = Form(
         Parameter(name="memory", start=0.75, low=0.02, high=1.0, width=0.3),
         _ATTENTION_OVERLAP,
         Parameter(name="piece_start_ns", start=1000.0, low=1.0, high=1e5, carries="clock"),
-        Parameter(name="key_ns", start=10.0, low=1e-3, high=1e3, carries="clock"),
+        Parameter(name="key_ns", start=10.0, low=1e-3, high=1e3, carries="key"),
         Parameter(name="group_start_ns", start=3000.0, low=1.0, high=1e5, carries="clock"),
-        Parameter(name="group_key_ns", start=10.0, low=1e-3, high=1e3, carries="clock"),
+        Parameter(name="group_key_ns", start=10.0, low=1e-3, high=1e3, carries="key"),
         Parameter(name="group_power", start=0.3, low=1e-3, high=2.0),
         Parameter(name="group_limit", start=32.0, low=1.0, high=1e6, varies=False),
-        Parameter(name="limit_key_ns", start=9.0, low=1e-3, high=1e3, absent=0.0, width=0.4, carries="clock"),
+        Parameter(name="limit_key_ns", start=9.0, low=1e-3, high=1e3, absent=0.0, width=0.4, carries="key"),
         Parameter(name="size_share", start=0.3, low=1e-3, high=10.0),
         Parameter(name="split_ns", start=500.0, low=1.0, high=1e5, carries="clock"),
         Parameter(name="wave_tail", start=0.5, low=0.01, high=1.0),
@@ -242,6 +242,8 @@ def _expert_columns(ops: Operations, machine: MachineRates) -> Columns:
         "token_ns": pairs * hidden * machine.output_bytes / machine.bytes_per_ns,
         "inner_ns": pairs * width * (gates + 1) * machine.output_bytes / machine.bytes_per_ns,
         "k": hidden + width,
+        "cache_ns": np.array(machine.cache_bytes / machine.bytes_per_ns),
+        "cache_rate": np.array(machine.cache_rate),
     }
 
 
@@ -263,7 +265,11 @@ def _expert_time_ns(values: Values, columns: Columns) -> FloatArray:
         paid = np.maximum(filled + values["wave_tail"] * (np.ceil(filled) - filled), 1.0)
         total += paid * columns[steps] * step
     tiled = total.min(axis=0)
-    weights = hit * columns["expert_ns"] / values["memory"]
+    weights = hit * columns["expert_ns"]
+    cached = hit_share(weights, float(columns["cache_ns"]) * values["cache_reach"], _CACHE_EDGE)
+    weights *= (1 - cached) / values["memory"] + cached / (
+        values["cache_share"] * float(columns["cache_rate"])
+    )
     kernels = soft_max(values["overlap"], tiled, weights)
     moved = values["token_passes"] * columns["token_ns"] + values["inner_passes"] * columns["inner_ns"]
     start = values["t0_ns"] + values["step_ns"] * columns["k"] + values["expert_start_ns"] * columns["local"]
@@ -284,8 +290,10 @@ _EXPERTS = Form(
         Parameter(name="spread", start=0.95, low=0.3, high=1.0),
         Parameter(name="step_ns", start=0.1, low=1e-4, high=50.0, carries="clock"),
         Parameter(name="expert_start_ns", start=10.0, low=1e-3, high=1e4, carries="clock"),
-        Parameter(name="token_passes", start=3.0, low=1e-2, high=100.0),
+        Parameter(name="token_passes", start=3.0, low=1e-2, high=100.0, carries="passes"),
         Parameter(name="inner_passes", start=1.0, low=1e-3, high=100.0),
+        Parameter(name="cache_reach", start=0.5, low=0.02, high=3.0, absent=0.0, carries="cached"),
+        Parameter(name="cache_share", start=0.5, low=0.1, high=1.0, absent=1.0, width=0.5),
     ),
     dims=("tokens", "hidden", "inter", "topk", "experts", "tensor_parallel", "expert_parallel"),
     columns=_expert_columns,
@@ -359,7 +367,7 @@ _STREAMS = Form(
         *_ROOFLINE.parameters,
         Parameter(name="row_ns", start=0.01, low=1e-6, high=1e3),
         Parameter(name="row_step_ns", start=1e-5, low=1e-9, high=1.0),
-        Parameter(name="cache_share", start=0.5, low=0.02, high=1.0, width=0.5),
+        Parameter(name="cache_share", start=0.5, low=0.02, high=1.0, width=0.5, carries="stream"),
         Parameter(name="cache_reach", start=0.5, low=0.02, high=3.0, carries="cached"),
         Parameter(name="cache_edge", start=2.0, low=0.5, high=20.0),
     ),
@@ -412,7 +420,7 @@ _PARAMETERS = (
     Parameter(name="ragged_n", start=0.1, low=1e-3, high=10.0),
     Parameter(name="weight_copies", start=5.0, low=1.0, high=5.0, varies=False),
     Parameter(name="cache_share", start=1.0, low=0.1, high=10.0, absent=np.inf),
-    Parameter(name="quantizing_passes", start=2.0, low=1e-2, high=50.0, absent=0.0),
+    Parameter(name="quantizing_passes", start=2.0, low=1e-2, high=50.0, absent=0.0, carries="passes"),
 )
 """``compute``, ``memory``: shares of the peaks. ``unit_load``: a unit's share of the bandwidth, in shares of
 bandwidth / units. ``tile_edge``: elements by which a tile's edge costs more than its area. ``fill``: steps of

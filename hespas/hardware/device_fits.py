@@ -182,6 +182,7 @@ FORM_PARAMETERS: Mapping[str, tuple[str, ...]] = MappingProxyType(
 LATER_PARAMETERS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "decode": ("limit_key_ns",),
+        "experts": ("cache_reach", "cache_share"),
         "roofline": ("strided",),
         "streams": ("strided",),
         "tiles": ("cache_share", "quantizing_passes"),

@@ -283,6 +283,67 @@ def test_parameters_carry_over_by_the_clock_and_the_bandwidth_of_the_cache() -> 
     assert carried["unit_load"] == pytest.approx(values["unit_load"] * faster**0.5)
 
 
+def test_rates_of_units_carry_over_by_the_bytes_per_unit_and_clock() -> None:
+    one, other = (machine_of(named_device(name), "matmul", "bf16") for name in ("H100-SXM", "L40S"))
+    slower = one.clock_hz / other.clock_hz
+    paced = slower * (other.bytes_per_ns / other.units) / (one.bytes_per_ns / one.units)
+    assert 0.1 < paced < 0.2
+    for form, name in (("tiles", "quantizing_passes"), ("experts", "token_passes")):
+        values, carried = _carried(FORMS[form], "H100-SXM", "L40S")
+        assert carried[name] == pytest.approx(values[name] * paced**0.75)
+        values, carried = _carried(FORMS[form], "L40S", "H100-SXM")
+        assert carried[name] == values[name], "libraries for a faster memory make no more passes"
+    values, carried = _carried(DECODE, "H100-SXM", "L40S")
+    assert carried["key_ns"] == pytest.approx(values["key_ns"] * slower)
+    values, carried = _carried(DECODE, "L40S", "H100-SXM")
+    assert carried["key_ns"] == pytest.approx(values["key_ns"] / slower * paced), "it keeps pace"
+
+
+def test_streams_from_a_cache_run_at_a_rate_of_the_units() -> None:
+    rates = [machine_of(named_device(name), "vector", "f16") for name in ("H100-SXM", "A100-SXM-80GB")]
+    bytes_per_clock = [rate.bytes_per_ns * rate.cache_rate / rate.units / rate.clock_hz for rate in rates]
+    values, carried = _carried(FORMS["streams"], "H100-SXM", "A100-SXM-80GB")
+    assert carried["cache_share"] * bytes_per_clock[1] == pytest.approx(
+        values["cache_share"] * bytes_per_clock[0]
+    )
+    whole = {**values, "cache_share": 1.0}  # the cache is the limit, not the units
+    assert carried_values(FORMS["streams"], whole, *rates)["cache_share"] == 1
+
+
+def test_parts_that_an_older_fit_lacks_stay_absent() -> None:
+    for form in FORMS.values():
+        absent = {entry.name: 0.0 for entry in form.parameters if entry.absent == 0}
+        values = {entry.name: entry.start for entry in form.parameters} | absent
+        one, other = (machine_of(named_device(name), "matmul", "bf16") for name in ("H100-SXM", "L40S"))
+        carried = carried_values(form, values, one, other)
+        assert {name: carried[name] for name in absent} == absent
+
+
+def test_weights_of_experts_that_fit_the_cache_are_read_from_it() -> None:
+    """Weights of 25 MB, read at 5.8 TB/s from the cache of an L40S, or at 0.86 TB/s from its memory."""
+    form, machine = FORMS["experts"], machine_of(named_device("L40S"), "moe", "bf16")
+    one = np.ones(1)
+    ops = build.mixtures_of_experts(
+        Labels.constant("bf16", 1),
+        tokens=one,
+        hidden=2048 * one,
+        inter=256 * one,
+        topk=8 * one,
+        experts=8 * one,
+        op=Labels.constant("balanced", 1),
+        tensor_parallel=one,
+        expert_parallel=one,
+        matrices=3 * one,
+    )
+    values = {entry.name: entry.start for entry in form.parameters}
+    values |= {"memory": 1.0, "cache_share": 1.0, "overlap": 20.0, "unit_load": 50.0, "compute": 1.0}
+    cached, direct = (
+        float(form_time_ns(form, {**values, "cache_reach": reach}, ops, machine)[0]) for reach in (3.0, 0.0)
+    )
+    moved = 8 * 3 * 2048 * 256 * 2
+    assert cached < direct - 0.5 * moved / 864
+
+
 def test_the_share_of_a_cache_doubles_where_one_copy_of_shared_data_is_in_it() -> None:
     values, carried = _carried(DECODE, "H100-SXM", "L40S")
     assert carried["cache_reach"] == values["cache_reach"] * 2

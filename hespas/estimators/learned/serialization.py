@@ -16,7 +16,7 @@ from dataclasses import dataclass, fields
 from functools import lru_cache
 from importlib.resources import files
 from io import BytesIO
-from math import inf, isfinite, prod
+from math import inf, isfinite, isnan, prod
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -325,8 +325,10 @@ def _faults_of_bases(card: Card) -> Iterator[tuple[str, str]]:
     if not 0 <= card.form_share <= 1:
         yield "$.form_share", "a share from 0 to 1"
     for name, parameters in card.forms.items():
-        expected = {entry.name for entry in FORMS[name].parameters} if name in FORMS else set[str]()
-        if set(parameters) != expected:
+        entries = FORMS[name].parameters if name in FORMS else ()
+        # Older fits lack the parameters that have a value for this case.
+        least = {entry.name for entry in entries if isnan(entry.absent)}
+        if not parameters or not least <= set(parameters) <= {entry.name for entry in entries}:
             yield f"$.forms.{name}", f"the parameters of one of the forms {', '.join(FORMS)}"
     for index, base in enumerate(card.bases):
         if base.form not in card.forms or len(base.parameters) != len(card.forms[base.form]):
