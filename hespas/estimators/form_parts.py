@@ -77,6 +77,10 @@ _PASSES_POWER = 0.75
 """Power of the memory's bytes per unit and clock by which the passes between kernels change, down only. Of 0,
 0.25, 0.5, 0.75 and 1 it gave the smallest error on left-out architectures other than the L40S.
 """
+_CACHE_LIMIT = 0.1
+"""Range of shares below 1 of the cache's bandwidth in which the limit of streams changes from the units to the
+cache, which is the limit at 1.
+"""
 _INSTRUCTIONS: Mapping[str, str] = {
     "sm_60": "none",
     "sm_61": "none",
@@ -291,12 +295,12 @@ def carried_values(form: Form, values: Values, fitted: MachineRates, machine: Ma
 
     Three rules depend on the bytes that the memory or the cache delivers per unit and clock. Streams from the
     cache run at a rate of the units: additions on an A100 and an H100 move 19 bytes per unit and clock. Their
-    shares of the cache's bandwidth therefore scale with the inverse of its bytes, except a share of 1, which
-    shows the limit of the cache. Data that one kernel leaves for the next stay in the cache, so that they
-    cost fewer passes at the rate of a slower memory, by the power :data:`_PASSES_POWER` of its bytes;
-    libraries for a faster memory do not make more passes. The time of a unit for a key is hidden by the
-    memory in most measurements, so that a faster memory shortens it: the units of another architecture keep
-    pace with their share of the memory.
+    shares of the cache's bandwidth therefore scale with the inverse of its bytes. A share of 1 stays, which
+    shows the limit of the cache; shares near 1 (:data:`_CACHE_LIMIT`) change less. Data that one kernel
+    leaves for the next stay in the cache, so that they cost fewer passes at the rate of a slower memory, by
+    the power :data:`_PASSES_POWER` of its bytes; libraries for a faster memory do not make more passes. The
+    time of a unit for a key is hidden by the memory in most measurements, so that a faster memory shortens
+    it: the units of another architecture keep pace with their share of the memory.
     """
     is_sibling = fitted.arch == machine.arch
     slower = fitted.clock_hz / machine.clock_hz
@@ -325,10 +329,10 @@ def carried_values(form: Form, values: Values, fitted: MachineRates, machine: Ma
     carried = dict(values)
     for parameter in form.parameters:
         value, factor = carried.get(parameter.name, np.nan), factors.get(parameter.carries, 1.0)
+        if parameter.carries == "stream":  # near the highest share, the cache is the limit
+            factor **= min((parameter.high - value) / (_CACHE_LIMIT * parameter.high), 1.0)
         if parameter.carries == "hits":
             carried[parameter.name] = max((1 + value) * faster - 1, 0.0)
-        elif parameter.carries == "stream" and value >= parameter.high:
-            continue  # the cache is the limit
         elif value > 0 and not isnan(factor) and factor != 1:  # 0 is the value of older fits without it
             carried[parameter.name] = min(max(value * factor, parameter.low), parameter.high)
     return carried

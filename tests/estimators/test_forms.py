@@ -306,8 +306,13 @@ def test_streams_from_a_cache_run_at_a_rate_of_the_units() -> None:
     assert carried["cache_share"] * bytes_per_clock[1] == pytest.approx(
         values["cache_share"] * bytes_per_clock[0]
     )
-    whole = {**values, "cache_share": 1.0}  # the cache is the limit, not the units
-    assert carried_values(FORMS["streams"], whole, *rates)["cache_share"] == 1
+    shares = np.linspace(0.85, 1.0, 151)  # at 1, the cache is the limit, not the units
+    found = [
+        carried_values(FORMS["streams"], {**values, "cache_share": share}, *rates)["cache_share"]
+        for share in shares
+    ]
+    assert found[-1] == 1
+    assert 0 < np.diff(found).min() <= np.diff(found).max() < 0.01, "no jump"
 
 
 def test_parts_that_an_older_fit_lacks_stay_absent() -> None:
