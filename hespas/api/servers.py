@@ -45,6 +45,7 @@ from hespas.generators.llm.serving_lattice import (
     LatticeGrids,
     cache_transfer_ns,
     cached_tokens,
+    draft_layer,
     lattice_kernels,
     with_draft_layer,
 )
@@ -175,8 +176,10 @@ class Server:
                 f"invalid `kv_transfer_gb_per_s={self.kv_transfer_gb_per_s:g}`",
                 hint=f"use 0, or {_LEAST_GB_PER_S:g} or more",
             )
-        for name in ("prefill_dp", "prefill_tp", "prefill_ep", "kv_transfer_gb_per_s"):
-            if getattr(self, name) and not self.prefill_servers:
+        stated = {name: bool(getattr(self, name)) for name in ("prefill_dp", "prefill_tp", "prefill_ep")}
+        stated["kv_transfer_gb_per_s"] = self.kv_transfer_gb_per_s is not None
+        for name, is_stated in stated.items():
+            if is_stated and not self.prefill_servers:
                 raise UsageError(
                     f"`{name}` requires separate prefill servers",
                     hint="add `prefill_servers=1` and `decode_servers=1`",
@@ -190,11 +193,12 @@ class Server:
                 raise UsageError(
                     f"`{name}` requires speculative tokens", hint="add `num_speculative_tokens=3`"
                 )
+        is_list = isinstance(self.acceptance, Sequence)
         shares = self.acceptance if isinstance(self.acceptance, Sequence) else (self.acceptance or 0.0,)
         text = ",".join(f"{share:g}" for share in shares)
         if not all(0 <= share <= 1 for share in shares):
             raise UsageError(f"`acceptance={text}`: expected 0 to 1", hint="`acceptance=0.8`")
-        if len(shares) > 1 and len(shares) != self.num_speculative_tokens:
+        if is_list and len(shares) != self.num_speculative_tokens:
             raise UsageError(
                 f"`acceptance={text}` has {len(shares)} positions for {self.num_speculative_tokens} "
                 "speculative tokens",
@@ -233,8 +237,8 @@ class Server:
 
     def send_ns(self, prompts: IntArray) -> FloatArray:
         """Return the times [ns] in which a prefill server sends the KV caches of ``prompts`` tokens to a
-        decode server, shape ``(prompts,)``. The rank with the most bytes determines the time. The cache of a
-        draft model follows.
+        decode server, shape ``(prompts,)``. The rank with the most bytes determines the time. The cache of
+        the draft model or layer follows.
         """
         gb_per_s = self.kv_transfer_gb_per_s
         gb_per_s = ADAPTER_GB_PER_S if gb_per_s is None else gb_per_s
@@ -266,10 +270,10 @@ class Server:
         return self._step_of(self.model)
 
     def draft_step(self) -> ServingStep | None:
-        """Return the serving step of the draft model; None without such a model."""
-        if not self.num_speculative_tokens or self.draft in ("layer", "ngram"):
+        """Return the serving step of the draft model, or of the additional layer; None without any."""
+        if not self.num_speculative_tokens or self.draft == "ngram":
             return None
-        return self._step_of(self.draft)
+        return draft_layer(self.step()) if self.draft == "layer" else self._step_of(self.draft)
 
     def _step_of(self, source: str | Path | Model) -> ServingStep:
         model = source if isinstance(source, Model) else load_model(str(source))
@@ -317,12 +321,13 @@ class Server:
         )
         estimated, models = Diagnostics(), models_of(self.engine, self.estimator)
 
-        def estimate(part: ServingStep) -> StepTimes:
+        def estimate(part: ServingStep, queries: int = 1) -> StepTimes:
             ranks = part.layout.ranks
-            kernels = lattice_kernels(part, grids)
+            kernels = lattice_kernels(part, grids, queries=queries)
             return step_times(kernels, device, models, num_ranks=ranks, diagnostics=estimated)
 
-        times, draft = estimate(step), self.draft_step()
+        count, acceptance, draft = self.num_speculative_tokens, self.acceptance, self.draft_step()
+        times = estimate(step, 1 + count)
         drafted = None if draft is None else estimate(draft)
         diagnostics.extend(estimated.as_warnings(_UNSEEN))
         stated_ns = {
@@ -335,7 +340,6 @@ class Server:
             Correction() if parameters is None else parameters.correction,
             **{name: time * unit for name, (time, unit) in stated_ns.items() if time is not None},
         )
-        count, acceptance = self.num_speculative_tokens, self.acceptance
         if isinstance(acceptance, float | int):
             acceptance = tuple(acceptance ** (position + 1) for position in range(count))
         elif count and acceptance is None:
@@ -345,16 +349,15 @@ class Server:
                 "the acceptance of speculative tokens is not stated; each token is accepted with probability "
                 f"{correction.accepts:.2g} if those before it are (`acceptance`)",
             )
-        if drafted is not None:  # the engine launches the draft model from the same host loop
-            alone = replace(correction, step_ns=0.0, sequence_ns=0.0, prompt_ns=0.0, launch_ns=0.0)
-            drafted = drafted.corrected(alone)
-        drafts = Drafts(
-            tokens=count,
-            share=1 / len(step.model.layers) if self.draft == "layer" else 0.0,
-            times=drafted,
-            acceptance=tuple(acceptance or ()),
-        )
-        return replace(times.corrected(correction), captured=policy.captured, drafts=drafts)
+        if draft is not None and draft.model.vocab != step.model.vocab:
+            diagnostics.warning(
+                "serving.draft-vocabulary",
+                draft.model.name,
+                f"the vocabulary of the draft model has {draft.model.vocab:,} tokens, and the one of "
+                f"{step.model.name} {step.model.vocab:,}; engines accept equal vocabularies only",
+            )
+        drafts = Drafts(tokens=count, times=drafted, acceptance=tuple(acceptance or ()))
+        return replace(times, captured=policy.captured, drafts=drafts).corrected(correction)
 
     def parameters(self, step: ServingStep, *, is_disaggregated: bool = False) -> EngineParameters | None:
         """Return the parameters of the engine that correct the times of ``step``; None without any."""
@@ -380,9 +383,9 @@ class Server:
         device, policy = load_device(self.hardware), self.policy()
         memory = device.main_memory.capacity_bytes * self.gpu_memory_utilization
         sequences = min(policy.sequences, policy.tokens)
-        if self.num_speculative_tokens and self.draft == "layer":
-            step = with_draft_layer(step)
         draft = self.draft_step()
+        if draft is not None and self.draft == "layer":  # it shares the embedding and the head
+            step, draft = with_draft_layer(step), None
         tokens = cached_tokens(step, memory, tokens=policy.tokens, sequences=sequences, draft=draft)
         if tokens < 1:
             models = step.model.name if draft is None else f"{step.model.name} and {draft.model.name}"

@@ -146,7 +146,7 @@ class _Space:
                 )
         for name, devices in product(self.devices, self.values("devices", ())):
             degrees = [2**power for power in range(_DOMAIN.bit_length()) if 2**power <= devices]
-            if not is_separate or any(0 in values for values in counts.values()):
+            if all(0 in values for values in counts.values()):
                 for tp in self.values("tp", degrees):
                     dp, rest = divmod(devices, tp)
                     if rest or dp not in self.values("dp", [max(dp, 1)]):
@@ -165,17 +165,14 @@ class _Space:
         has the numbers of servers to try, ``degrees`` the numbers of tensor-parallel ranks.
         """
 
-        def pools(prefix: str) -> Iterator[tuple[int, int, int]]:
+        def pools(prefix: str, shared: tuple[int, int, int]) -> Iterator[tuple[int, int, int]]:
             default = {"dp": [1], "tp": degrees}
-            for dp, tp in product(*(self.values(prefix + name, values) for name, values in default.items())):
-                experts = list(dict.fromkeys((1, dp * tp))) if has_experts and dp and tp else [1]
-                yield from ((dp, tp, ep) for ep in self.values(f"{prefix}ep", experts))
+            axes = (self.values(prefix + name, values) for name, values in default.items())
+            for dp, tp in ((dp or shared[0], tp or shared[1]) for dp, tp in product(*axes)):
+                experts = list(dict.fromkeys((1, dp * tp))) if has_experts else [1]
+                yield from ((dp, tp, ep or shared[2]) for ep in self.values(f"{prefix}ep", experts))
 
-        prefill_pools = list(pools("prefill_"))
-        pairs = (
-            (decode, tuple(own or shared for own, shared in zip(prefill, decode, strict=True)))
-            for decode, prefill in product(pools(""), prefill_pools)
-        )
+        pairs = ((own, prefill) for own in pools("", (1, 1, 1)) for prefill in pools("prefill_", own))
         for (dp, tp, ep), prefill in dict.fromkeys(pairs):
             size = prefill[0] * prefill[1]
             for first in counts.get("prefill_servers", range(1, devices // size + 1)):

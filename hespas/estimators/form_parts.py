@@ -78,8 +78,8 @@ _PASSES_POWER = 0.75
 0.25, 0.5, 0.75 and 1 it gave the smallest error on left-out architectures other than the L40S.
 """
 _CACHE_LIMIT = 0.1
-"""Range of shares below 1 of the cache's bandwidth in which the limit of streams changes from the units to the
-cache, which is the limit at 1.
+"""Range of shares below 1 of the cache's bandwidth in which the limit of streams changes from the units to
+the cache, which is the limit at 1.
 """
 _INSTRUCTIONS: Mapping[str, str] = {
     "sm_60": "none",

@@ -38,6 +38,7 @@ __all__ = [
     "ServingLatticeKernels",
     "cache_transfer_ns",
     "cached_tokens",
+    "draft_layer",
     "lattice_kernels",
     "with_draft_layer",
 ]
@@ -132,8 +133,9 @@ class _LatticeNodes:
         self.times += [times] * len(nodes)
 
 
-def lattice_kernels(step: ServingStep, grids: LatticeGrids) -> ServingLatticeKernels:
-    """Return the kernels of one rank at every grid point.
+def lattice_kernels(step: ServingStep, grids: LatticeGrids, *, queries: int = 1) -> ServingLatticeKernels:
+    """Return the kernels of one rank at every grid point. Decoding sequences have ``queries`` new tokens
+    each: more than one if the step verifies speculative tokens.
 
     Raises ``UsageError`` with the name of a violated layout rule. Raises ``UnsupportedError`` for pipelines,
     and for models that have states instead of a KV cache.
@@ -148,7 +150,7 @@ def lattice_kernels(step: ServingStep, grids: LatticeGrids) -> ServingLatticeKer
         writer.rows(point, count)
     pairs = [(batch, context) for batch in grids.batch for context in grids.context]
     for point, (batch, context) in enumerate(pairs):
-        writer.attention("decode", point, SequenceBatch(batch, 1, context))
+        writer.attention("decode", point, SequenceBatch(batch, queries, context))
     prompts = [
         (count, length, before)
         for count in grids.prompts
@@ -250,9 +252,16 @@ _CONTEXTS = (1 << 14, 1 << 15)
 """Context lengths from which the memory per cached token is derived."""
 
 
+def draft_layer(step: ServingStep) -> ServingStep:
+    """Return the serving step of an additional layer that generates speculative tokens (MTP, EAGLE): the
+    embedding, a layer as the last one of the model, and the head.
+    """
+    return replace(step, model=replace(step.model, layers=step.model.layers[-1:]))
+
+
 def with_draft_layer(step: ServingStep) -> ServingStep:
-    """Return a serving step with an additional layer that generates speculative tokens (MTP, EAGLE). The
-    layer is as the last one of the model, and shares the embedding and the head.
+    """Return a serving step with the additional layer of :func:`draft_layer`, which shares the embedding and
+    the head.
     """
     layers = step.model.layers
     return replace(step, model=replace(step.model, layers=(*layers, layers[-1])))

@@ -472,8 +472,12 @@ class ServerRun:
     def _starts(self, request: int, left: int) -> bool:
         """Return True if a waiting request can start in a step that has ``left`` tokens left."""
         policy = self.policy
-        if len(self.decoding) + len(self.prompting) >= policy.sequences:
+        running = len(self.decoding) + len(self.prompting)
+        if running >= policy.sequences:
             self.bound_by.add("max_num_seqs")
+            return False
+        if policy.order == "mixed" and running and (running + 1) * self.steps.queries > policy.tokens:
+            self.bound_by.add("max_batched_tokens")
             return False
         target = int(self.target[request])
         if not policy.chunked and target > left:

@@ -110,15 +110,14 @@ class Correction:
 class Drafts:
     """Speculative decoding (arXiv 2211.17192): ``tokens`` speculative tokens per sequence and step.
 
-    Additional layers generate them; each token takes ``share`` of the time of the model, and the head. With
-    the step ``times`` of a draft model, that model generates them instead, and processes all prompts too.
+    A draft model, or an additional layer of the model, generates them in steps with the ``times``, and
+    processes all prompts too (None: they take no time).
 
     ``acceptance`` has the probability that each speculative token is accepted, shape ``(tokens,)`` (empty:
     from the :class:`Correction`).
     """
 
     tokens: int
-    share: float = 0.0
     times: StepTimes | None = None
     acceptance: tuple[float, ...] = ()
 
@@ -168,8 +167,16 @@ class StepTimes:
         return float(sum(self.correction.accepts**position for position in range(self.queries)))
 
     def corrected(self, correction: Correction) -> StepTimes:
-        """Return the same estimates with another correction."""
-        return replace(self, correction=correction)
+        """Return the same estimates with another correction. The draft model runs without host times of its
+        own, in the steps of the model.
+        """
+        drafts = self.drafts
+        if drafts.times is not None:
+            alone = replace(
+                correction, step_ns=0.0, sequence_ns=0.0, prompt_ns=0.0, request_ns=0.0, launch_ns=0.0
+            )
+            drafts = replace(drafts, times=drafts.times.corrected(alone))
+        return replace(self, correction=correction, drafts=drafts)
 
     @cached_property
     def _tables(self) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
@@ -273,7 +280,8 @@ class StepTimes:
             if (draft := self.drafts.times) is not None:
                 time += draft._of_decoded(0, new_tokens) + draft._sampled_ns(prompts)
                 time += draft._prompted_ns(prompts, new_tokens / prompts, before)
-            launch_ns = self.correction.launch_ns * self.kernels
+            kernels = self.kernels + (0.0 if draft is None else draft.kernels)
+            launch_ns = self.correction.launch_ns * kernels
             if tokens > self.captured and launch_ns:
                 # Device and host work at once. If both are similar, each waits for the other at times.
                 time = float((time**_OVERLAP + launch_ns**_OVERLAP) ** (1 / _OVERLAP))
@@ -294,11 +302,9 @@ class StepTimes:
         rows = np.maximum(sampled + batch * self.drafts.tokens, 1)
         length = new_tokens[prefills] / prompts[prefills]
         axes = self._axes
-        guesses = count * self.drafts.tokens * decodes * (self.drafts.share > 0)
         weights = (
-            _weights((axes["tokens"],), (tokens,), count)
-            + _weights((axes["tokens"],), (batch,), guesses * self.drafts.share),
-            _weights((axes["rows"],), (rows,), count) + _weights((axes["rows"],), (batch,), guesses),
+            _weights((axes["tokens"],), (tokens,), count),
+            _weights((axes["rows"],), (rows,), count),
             _weights((axes["batch"], axes["context"]), (batch[decodes], context[decodes]), count[decodes]),
             _weights(
                 (axes["prompts"], axes["length"], axes["before"]),
@@ -334,12 +340,8 @@ class StepTimes:
         """
         axis, table = self._points["tokens"], self._lines_of_tokens[0]
         time = _line(axis, table, float(tokens))
-        if self.drafts.tokens and batch:
-            if self.drafts.times is not None:
-                time += self.drafts.tokens * self.drafts.times._decoded_by(batch).fixed_ns
-            elif self.drafts.share > 0:
-                guess = self.drafts.share * _line(axis, table, float(batch)) + self._sampled_ns(batch)
-                time += self.drafts.tokens * guess
+        if self.drafts.times is not None and batch:
+            time += self.drafts.tokens * self.drafts.times._decoded_by(batch).fixed_ns
         return time
 
     def _sampled_ns(self, rows: int) -> float:

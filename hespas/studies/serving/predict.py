@@ -19,6 +19,7 @@ from hespas.generators.llm.serving_lattice import (
     LatticeGrids,
     cache_transfer_ns,
     cached_tokens,
+    draft_layer,
     lattice_kernels,
     with_draft_layer,
 )
@@ -79,8 +80,8 @@ class ServingPredictor:
 
     estimator: str = "composite"
     progress: Progress | None = None
-    _steps: dict[tuple[ServingStep, str, str], StepTimes | str] = field(
-        default_factory=dict[tuple[ServingStep, str, str], "StepTimes | str"]
+    _steps: dict[tuple[ServingStep, str, str, int], StepTimes | str] = field(
+        default_factory=dict[tuple[ServingStep, str, str, int], "StepTimes | str"]
     )
     _cache_sizes: dict[tuple[ServingStep, str, ServerLaunch, int], float] = field(
         default_factory=dict[tuple[ServingStep, str, ServerLaunch, int], float]
@@ -100,16 +101,24 @@ class ServingPredictor:
         """Return the times of a serving step on the device and the engine of a row, or the reason why it has
         none.
         """
-        key = (step, row.hardware, row.engine)
+        drafts = row.launch.drafts
+        key = (step, row.hardware, row.engine, drafts)
         if key not in self._steps:
             grids = LatticeGrids.up_to(tokens=_MAX_TOKENS, sequences=_MAX_SEQUENCES, context=1 << 14)
-            try:
-                self._steps[key] = step_times(
-                    lattice_kernels(step, grids),
+
+            def estimate(part: ServingStep, queries: int = 1) -> StepTimes:
+                return step_times(
+                    lattice_kernels(part, grids, queries=queries),
                     named_device(row.hardware),
                     models_of(row.engine, self.estimator),
-                    num_ranks=step.layout.ranks,
+                    num_ranks=part.layout.ranks,
                     diagnostics=Diagnostics(),
+                )
+
+            try:
+                drafted = estimate(draft_layer(step)) if drafts else None
+                self._steps[key] = replace(
+                    estimate(step, 1 + drafts), drafts=Drafts(tokens=drafts, times=drafted)
                 )
             except HespasError as error:
                 self._steps[key] = error.message
@@ -133,11 +142,7 @@ class ServingPredictor:
             cache_tokens = self._cache_tokens(row, step)
             if cache_tokens < 1:
                 return f"the weights leave no memory for a KV cache in {step.layout.ranks} x {row.hardware}"
-            launched = replace(
-                estimated.corrected(correction),
-                captured=row.launch.policy.captured,
-                drafts=Drafts(tokens=row.launch.drafts, share=1 / len(step.model.layers)),
-            )
+            launched = replace(estimated.corrected(correction), captured=row.launch.policy.captured)
             pools.append(ServerPool(launched, row.launch.policy, count // parts, cache_tokens))
         clients = max(1, round(row.concurrency / parts))
         count = max(clients * _SIMULATED_ROUNDS, clients + _MIN_LATER_REQUESTS)

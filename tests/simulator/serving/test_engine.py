@@ -39,20 +39,26 @@ def test_drafts_by_hand() -> None:
     # the draft model processes the prompt too
     time_ns = steps.step_ns(batch=2, context=50.0, prompts=1, new_tokens=20, before=0, sampled=3)
     assert time_ns == pytest.approx((126 + 1) + 2 * (102 + 1) + 120)
-    layer = replace(even_steps(), drafts=Drafts(tokens=2, share=0.25))
-    assert layer.decode_ns(2, np.array([50.0]))[0] == pytest.approx(106 + 1 + 2 * 102 / 4)
     free = replace(even_steps(), drafts=Drafts(tokens=2))
     assert free.decode_ns(2, np.array([50.0]))[0] == pytest.approx(106 + 1)
 
 
-@pytest.mark.parametrize("kind", ["model", "layer", "free"])
+def test_steps_hold_their_speculative_tokens() -> None:
+    steps = replace(even_steps(), drafts=Drafts(tokens=15)).corrected(Correction(accepts=0.5))
+    rows = [(0.0, 4, 50)] * 8
+    run = serve(requests_of(*rows), steps, replace(SMALL, sequences=8))
+    _, batch, *_ = run.steps.columns()
+    assert batch.max() * steps.queries <= SMALL.tokens
+    assert "max_batched_tokens" in run.bound_by
+
+
+@pytest.mark.parametrize("kind", ["model", "free"])
 def test_bases_of_drafts_have_the_time_of_the_steps(kind: str) -> None:
     times = even_steps()
     tables = times.of_tokens, times.of_rows, times.of_decode, times.of_prompts
     based = replace(times, bases=("measured",), by_basis=tuple(table[None] for table in tables))
     drafts = {
         "model": Drafts(tokens=2, times=based),
-        "layer": Drafts(tokens=2, share=0.25),
         "free": Drafts(tokens=2),
     }[kind]
     run = serve(requests_of((0.0, 40, 7), (50.0, 30, 9)), replace(based, drafts=drafts), SMALL)
