@@ -56,6 +56,7 @@ from hespas.graph.errors import UnsupportedError, UsageError, clipped
 from hespas.graph.hints import check_fields
 from hespas.hardware import canonical_name, is_path, load_device, named_device
 from hespas.hardware.library import fits_of_user
+from hespas.report.texts import counted
 from hespas.simulator.serving import (
     Correction,
     Drafts,
@@ -200,8 +201,8 @@ class Server:
             raise UsageError(f"`acceptance={text}`: expected 0 to 1", hint="`acceptance=0.8`")
         if is_list and len(shares) != self.num_speculative_tokens:
             raise UsageError(
-                f"`acceptance={text}` has {len(shares)} positions for {self.num_speculative_tokens} "
-                "speculative tokens",
+                f"`acceptance={text}` has {counted(len(shares), 'position')} for "
+                f"{counted(self.num_speculative_tokens, 'speculative token')}",
                 hint="give one value per position, or one value",
             )
         if any(later > share for share, later in pairwise(shares)):

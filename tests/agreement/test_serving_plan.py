@@ -247,6 +247,7 @@ def test_limits_that_nothing_holds_name_the_nearest() -> None:
         (("--sla", "ttft=1s", "--prefill-tp", "1"), "--prefill-tp requires separate prefill servers"),
         (("--sla", "ttft=1s", "--kv-transfer-gb-per-s", "5"), "requires separate prefill servers"),
         (("--sla", "ttft=1s", "--prefill-servers", "2"), "the sum over all of them"),
+        (("--sla", "ttft=1s", "--prefill-servers", "1", "--decode-servers", "0"), "the sum over all of them"),
         (("--sla", "ttft=1s", "--prefill-servers", "1", "--decode-servers", "2"), "the sum over all of them"),
         (("--requests", "closed:requests=2"), "--devices requires --sla"),
     ],

@@ -113,6 +113,52 @@ def test_speculative_tokens_shorten_tpot() -> None:
     assert done["none"].document().tokens_per_step == 1.0
 
 
+def test_verified_tokens_are_not_faster_than_the_roof_of_their_attention() -> None:
+    """Latent attention of 128 heads, each with 576 + 512 products per query and cached token."""
+    server = Server(
+        model="DeepSeek-V3-L4-dense1",
+        hardware="H200-SXM",
+        engine_parameters="none",
+        num_speculative_tokens=3,
+        draft="ngram",
+        acceptance=0.5,
+    )
+    batch, context = 32, 32_768
+    done = hespas.serve(server, f"closed:concurrency={batch},prompt={context},output=4,requests={batch}")
+    time_ns = float(done.step_times.decode_ns(batch, np.array([float(context)]))[0])
+    flops = 4 * batch * context * 2 * 128 * (576 + 512) * 4  # layers
+    assert time_ns > flops / 989.4e12 * 1e9
+
+
+def test_an_additional_layer_reads_its_cache_and_processes_prompts() -> None:
+    requests = "closed:concurrency=2,prompt=8000,output=4,requests=2"
+    layer, ngram = (
+        hespas.serve(replace(_LLAMA, num_speculative_tokens=4, acceptance=0.5, draft=draft), requests)
+        for draft in ("layer", "ngram")
+    )
+    short, long = (
+        layer.step_times.decode_ns(8, np.array([context]))[0]
+        - ngram.step_times.decode_ns(8, np.array([context]))[0]
+        for context in (1024.0, 8192.0)
+    )
+    assert 0 < short < long
+    assert np.mean(layer.ttft_ns) > np.mean(ngram.ttft_ns)
+    pools = {"prefill_servers": 1, "decode_servers": 1, "num_speculative_tokens": 4, "acceptance": 0.5}
+    sent, less = (
+        replace(_LLAMA, **pools, draft=draft).send_ns(np.array([8000])) for draft in ("layer", "ngram")
+    )
+    assert sent[0] == pytest.approx(less[0] * 33 / 32)
+
+
+def test_a_draft_model_with_another_vocabulary_is_a_warning() -> None:
+    found = Diagnostics()
+    server = replace(_LLAMA, num_speculative_tokens=2, acceptance=0.5, draft="Llama-2-7B")
+    hespas.serve(server, _FEW, diagnostics=found)
+    assert [entry.severity for entry in found if entry.code == "serving.draft-vocabulary"] == [
+        Severity.WARNING
+    ]
+
+
 def test_an_acceptance_that_is_not_stated_is_a_warning() -> None:
     found = Diagnostics()
     server = replace(_LLAMA, num_speculative_tokens=2)
@@ -132,6 +178,9 @@ def test_an_acceptance_that_is_not_stated_is_a_warning() -> None:
         ({"num_speculative_tokens": 2, "acceptance": nan}, "expected 0 to 1"),
         ({"num_speculative_tokens": 2, "acceptance": [0.5, 0.6]}, "rises"),
         ({"num_speculative_tokens": 3, "acceptance": [0.5, 0.4]}, "2 positions for 3 speculative tokens"),
+        ({"num_speculative_tokens": 3, "acceptance": [0.5]}, "1 position for 3 speculative tokens"),
+        ({"num_speculative_tokens": 3, "acceptance": []}, "0 positions for 3 speculative tokens"),
+        ({"kv_transfer_gb_per_s": 0.0}, "requires separate prefill servers"),
         ({"num_speculative_tokens": 65}, "num_speculative_tokens"),
     ],
 )
