@@ -40,6 +40,7 @@ from hespas.api.server_options import (
     UsedParameters,
 )
 from hespas.generators.llm import Model, ServingStep, load_model, precision_of, serving_layout
+from hespas.generators.llm.model import Experts
 from hespas.generators.llm.serving_lattice import (
     ADAPTER_GB_PER_S,
     LatticeGrids,
@@ -205,6 +206,12 @@ class Server:
                 f"{counted(self.num_speculative_tokens, 'speculative token')}",
                 hint="give one value per position, or one value",
             )
+        if 0 < self.max_batched_tokens <= self.num_speculative_tokens:
+            raise UsageError(
+                f"a step of {counted(self.max_batched_tokens, 'token')} cannot verify "
+                f"{counted(self.num_speculative_tokens, 'speculative token')} of a sequence",
+                hint=f"`max_batched_tokens={self.num_speculative_tokens + 1}` or more",
+            )
         if any(later > share for share, later in pairwise(shares)):
             raise UsageError(
                 f"`acceptance={text}` rises: a token is only accepted after those before it",
@@ -274,13 +281,22 @@ class Server:
         """Return the serving step of the draft model, or of the additional layer; None without any."""
         if not self.num_speculative_tokens or self.draft == "ngram":
             return None
-        return draft_layer(self.step()) if self.draft == "layer" else self._step_of(self.draft)
+        if self.draft == "layer":
+            return draft_layer(self.step())
+        step = self._step_of(self.draft)
+        try:
+            step.account()
+        except UsageError as error:
+            raise UsageError(f"draft model {step.model.name}: {error.message}", hint=error.hint) from error
+        return step
 
     def _step_of(self, source: str | Path | Model) -> ServingStep:
         model = source if isinstance(source, Model) else load_model(str(source))
+        has_experts = any(isinstance(block, Experts) for block in model.blocks())
+        ep = self.ep if has_experts or source is self.model else 1
         return ServingStep(
             model=model,
-            layout=serving_layout(model, tp=self.tp, dp=self.dp, ep=self.ep),
+            layout=serving_layout(model, tp=self.tp, dp=self.dp, ep=ep),
             precision=precision_of(self.precision),
             cache=self.kv_cache_dtype,
             experts=self.expert_dtype,
@@ -382,6 +398,11 @@ class Server:
         if self.kv_cache_tokens:
             return float(self.kv_cache_tokens)
         device, policy = load_device(self.hardware), self.policy()
+        if device.main_memory.capacity_bytes < 0:
+            raise UnsupportedError(
+                f"the memory size of {device.name} is unknown",
+                hint="state `kv_cache_tokens`, or capacity_bytes in the device file",
+            )
         memory = device.main_memory.capacity_bytes * self.gpu_memory_utilization
         sequences = min(policy.sequences, policy.tokens)
         draft = self.draft_step()

@@ -235,7 +235,12 @@ class _Space:
         if not sizes:
             return []
         widest = replace(server, max_batched_tokens=max(tokens), max_num_seqs=max(sequences))
-        *separate, own = (self.ready(pool, context, is_disaggregated=is_separate) for pool in widest.pools)
+        try:
+            ready = [self.ready(pool, context, is_disaggregated=is_separate) for pool in widest.pools]
+        except (UsageError, UnsupportedError) as error:  # a rule of layouts, or a kernel without an estimate
+            self.refused += [error] * len(sizes)
+            return []
+        *separate, own = ready
         return [
             replace(
                 own,

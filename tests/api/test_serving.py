@@ -150,6 +150,31 @@ def test_an_additional_layer_reads_its_cache_and_processes_prompts() -> None:
     assert sent[0] == pytest.approx(less[0] * 33 / 32)
 
 
+def test_a_dense_draft_of_a_model_with_experts_has_no_expert_ranks() -> None:
+    server = Server(
+        model="Qwen3-30B-A3B", hardware="H100-SXM", tp=2, ep=2, num_speculative_tokens=1, draft="Qwen2.5-7B"
+    )
+    draft = server.draft_step()
+    assert draft is not None
+    assert (draft.layout.tp, draft.layout.ep) == (2, 1)
+    with pytest.raises(UsageError, match=r"draft model Qwen2\.5-7B: tp-divides-heads"):
+        replace(server, tp=8).draft_step()
+
+
+def test_a_device_of_unknown_memory_needs_a_stated_cache(tmp_path: Path) -> None:
+    device = load_device("H100-SXM")
+    memories = tuple(
+        structs.replace(memory, capacity_bytes=-1) if memory.level == "main" else memory
+        for memory in device.memories
+    )
+    path = tmp_path / "unknown.toml"
+    write_device(replace(device, name="Unknown-1", memories=memories), path)
+    server = replace(_LLAMA, hardware=str(path))
+    with pytest.raises(UnsupportedError, match="the memory size of Unknown-1 is unknown"):
+        hespas.serve(server, _FEW)
+    assert hespas.serve(replace(server, kv_cache_tokens=10_000), _FEW).kv_cache_tokens == 10_000
+
+
 def test_a_draft_model_with_another_vocabulary_is_a_warning() -> None:
     found = Diagnostics()
     server = replace(_LLAMA, num_speculative_tokens=2, acceptance=0.5, draft="Llama-2-7B")
@@ -182,6 +207,7 @@ def test_an_acceptance_that_is_not_stated_is_a_warning() -> None:
         ({"num_speculative_tokens": 3, "acceptance": []}, "0 positions for 3 speculative tokens"),
         ({"kv_transfer_gb_per_s": 0.0}, "requires separate prefill servers"),
         ({"num_speculative_tokens": 65}, "num_speculative_tokens"),
+        ({"num_speculative_tokens": 3, "max_batched_tokens": 3}, "cannot verify 3 speculative tokens"),
     ],
 )
 def test_settings_of_drafts_that_contradict(given: dict[str, Any], message: str) -> None:

@@ -11,8 +11,9 @@ from pathlib import Path
 from hespas.estimators.learned.bases import ReferenceDevices
 from hespas.estimators.learned.extrapolation import references_of
 from hespas.estimators.learned.serialization import Card, Cell
+from hespas.estimators.rates import rate_flops_per_s
 from hespas.hardware import Device
-from hespas.operations import timed_with_events
+from hespas.operations import MATRIX_KINDS, timed_with_events
 
 __all__ = ["ModelSelection", "OperationLabels", "select_model"]
 
@@ -80,9 +81,10 @@ def select_model(
 
     A cell is a group of operations with equal labels that a model was fitted on. Cells are preferred in this
     order: in the operation's own number format on this device, in a format of the same width and rate, on
-    other devices. Among other devices, cells without the launch of another host come before cells timed with
-    events, and the nearest reference devices come first. Among equal cells the first ``ranked`` cards come
-    first, in their order. If the operation has no variant, the cell with the most rows is used.
+    other devices. A cell of another format is not used on a device that is slower in that format. Among other
+    devices, cells without the launch of another host come before cells timed with events, and the nearest
+    reference devices come first. Among equal cells the first ``ranked`` cards come first, in their order. If
+    the operation has no variant, the cell with the most rows is used.
     """
     candidates: list[tuple[tuple[int, ...], ModelSelection]] = []
     reason = f"no model of {labels.kind} in {labels.scheme or 'an unknown number format'}"
@@ -97,6 +99,13 @@ def select_model(
             is_fitted = device.name in cell.rows
             references = None
             if not is_fitted:
+                is_matrix = labels.kind in MATRIX_KINDS
+                rates = [
+                    rate_flops_per_s(device, scheme, matrix=is_matrix)
+                    for scheme in (cell.scheme, labels.scheme)
+                ]
+                if rates[0] < rates[1]:  # the device is slower in the other format, or has no rate for it
+                    continue
                 references = references_of(card, cell, device)
             if references is None and not is_fitted:
                 reason = f"the model of {labels.kind} was not fitted on a {device.kind}"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -51,3 +53,42 @@ def test_experts_of_4_bits_take_the_time_of_8_bits_less_what_the_data_sheet_save
         times.append(said.duration_ns - np.fmax(peaks.arithmetic_ns, peaks.memory_ns))
         assert np.isfinite([said.low_ns, said.duration_ns, said.high_ns]).all()
     np.testing.assert_allclose(times[0], times[1], rtol=0.02)
+
+
+_PROTOTYPE = """name = "New-1"
+vendor = "NVIDIA"
+family = "prototype"
+kind = "gpu"
+description = "a prototype"
+units = 132
+unit_name = "core"
+launch_overhead_ns = 1000.0
+launch_overhead_source = "plan"
+subbyte_storage = "packed"
+arch = "sm_80"
+boost_clock_hz = 1.9e9
+boost_clock_source = "plan"
+tdp_w = 700.0
+tdp_source = "plan"
+peaks = [
+  { unit = "matrix", dtype = "bf16", flops_per_s = 1e15, density = "dense", source = "plan" },
+  { unit = "vector", dtype = "bf16", flops_per_s = 60e12, density = "dense", source = "plan" },
+  { unit = "vector", dtype = "f32", flops_per_s = 60e12, density = "dense", source = "plan" },
+]
+memories = [
+  { level = "main", name = "HBM", capacity_bytes = 128000000000, bandwidth_bytes_per_s = 0.6e12, source = "plan" },
+  { level = "cache", name = "L2", capacity_bytes = 50000000, bandwidth_bytes_per_s = nan, source = "plan" },
+]
+links = []
+sources = { plan = "a plan" }
+"""
+
+
+def test_a_stand_in_format_needs_a_rate_of_its_own(tmp_path: Path) -> None:
+    """A device without a peak in f16 takes no model of f16 for matmuls in bf16."""
+    path = tmp_path / "new.toml"
+    path.write_text(_PROTOTYPE, encoding="utf-8")
+    size = np.full(1, 8192.0)
+    ops = build.matmuls(Labels.constant("bf16", 1), batch=np.ones(1), m=size, n=size, k=size)
+    roof_ns = 2 * 8192.0**3 / 1e6
+    assert roof_ns < Learned().predict(ops, load_device(path)).duration_ns[0] < 5 * roof_ns
