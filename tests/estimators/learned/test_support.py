@@ -76,7 +76,7 @@ peaks = [
   { unit = "vector", dtype = "f32", flops_per_s = 60e12, density = "dense", source = "plan" },
 ]
 memories = [
-  { level = "main", name = "HBM", capacity_bytes = 128000000000, bandwidth_bytes_per_s = 0.6e12, source = "plan" },
+  { level = "main", name = "HBM", capacity_bytes = -1, bandwidth_bytes_per_s = 0.6e12, source = "plan" },
   { level = "cache", name = "L2", capacity_bytes = 50000000, bandwidth_bytes_per_s = nan, source = "plan" },
 ]
 links = []
