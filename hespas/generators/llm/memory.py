@@ -159,10 +159,14 @@ class RankState:
     @cached_property
     def gradients(self) -> int:
         """Return the bytes of accumulated gradients."""
-        is_16bit = self.rank.training.pure_16bit
-        if self.rank.keeps_weights:  # summed over micro-batches before they are reduced, in 32 bits
-            return (2 if is_16bit else 4) * (self.weights.dense + self.weights.experts)
-        return self._trained_bytes(2, 2 if is_16bit else storage(1, self.rank.precision.gradient))
+        if self.rank.keeps_weights:  # summed over micro-batches before they are reduced
+            return storage(self.weights.dense + self.weights.experts, self.rank.gradient)
+        return self.reduced_gradients
+
+    @cached_property
+    def reduced_gradients(self) -> int:
+        """Return the bytes of the gradients that a rank has after they are reduced."""
+        return self._trained_bytes(2, storage(1, self.rank.gradient))
 
     @cached_property
     def working(self) -> int:
@@ -466,7 +470,8 @@ class _StageAccount:
         parts = {"gradients before they are reduced": storage(table, rank.precision.compute)}
         if state.in_torch and state.shards_weights:
             rest = state.trained(None)
-            parts["gradients before they are reduced"] = storage(rest, rank.precision.compute) + 4 * rest
+            parts["gradients before they are reduced"] = storage(rest, rank.precision.compute)
+            parts["gradients before they are reduced"] += storage(rest, rank.gradient)
             parts["gathered weights"] = state.gathered(None)
         return _MemoryMoment("gradient of the embedding", parts)
 
@@ -528,20 +533,22 @@ class _StageAccount:
             for chunk, count in in_flight.items()
         ]
         parts = total(fixed, *passes, moment.parts)
+        in_passes = _sum(parts) + (0 if fixed["gradients"] else self._state.reduced_gradients)
         step = self._fixed(step=True)
         name = moment.name
         if sum(step.values()) > sum(parts.values()):
             parts, name = step, "optimizer step"
         parts = {kind: size for kind, size in parts.items() if size}
-        return StageMemory(self.stage, name, parts, self._pooled(_sum(parts)), self._outside())
+        return StageMemory(self.stage, name, parts, self._pooled(_sum(parts), in_passes), self._outside())
 
-    def _pooled(self, allocated: int) -> Parts | None:
-        """Return the additional bytes that the allocator reserves. None if they are unknown.
+    def _pooled(self, allocated: int, in_passes: int) -> Parts | None:
+        """Return the additional bytes that the allocator reserves. None if they are unknown. ``allocated``
+        are the bytes of all tensors at the peak, ``in_passes`` those of the fullest pass with the gradients.
 
         PyTorch's FSDP (torchtitan with ZeRO-3) has memory pools of other streams. These hold gathered
-        weights, gradients that are reduced in 32 bits, and their shards. Blocks of 16-bit logits are also
-        counted, because they are too small to be reused for 32-bit logits. For Megatron-Core without sharded
-        gradients these are the unused parts of blocks.
+        weights, gradients that are being reduced, and their shards unless ``allocated`` includes them. Blocks
+        of 16-bit logits are also counted, because they are too small to be reused for 32-bit logits. For
+        Megatron-Core without sharded gradients these are the unused parts of blocks.
         """
         state, training = self._state, self.rank.training
         if training.style == "megatron" and self.rank.layout.zero < 2:
@@ -549,13 +556,13 @@ class _StageAccount:
         if training.style != "torchtitan" or not state.shards_weights:
             return None
         groups = (None, *dict.fromkeys(state.layers))
-        shards = 0 if self._fixed()["gradients"] else state.gradients
+        reduced = storage(max(state.trained(layer) for layer in groups), self.rank.gradient)
         logits = (
             0 if training.fused_loss or not state.last else storage(self._logits, self.rank.precision.compute)
         )
         return {
             "pool of gathers": max(state.gathered(layer) for layer in groups),
-            "pool of reductions": 4 * max(state.trained(layer) for layer in groups) + shards,
+            "pool of reductions": reduced + max(in_passes - allocated, 0),
             "room of 16-bit logits": logits,
         }
 

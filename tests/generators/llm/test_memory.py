@@ -420,3 +420,52 @@ def test_fsdp_in_a_pipeline_keeps_weights_and_gradients_whole() -> None:
     assert one.parts["gradients"] == 2 * weights  # in f32
     whole = model_parameters(DENSE) / 2
     assert weights == pytest.approx(2 * whole, rel=0.1)
+
+
+@settings(max_examples=40)
+@given(
+    st.sampled_from(MODELS),
+    LAYOUTS,
+    st.sampled_from(("torchtitan", "maxtext", "megatron")),
+    st.sampled_from(("f32", "bf16")),
+    st.sampled_from(("none", "full")),
+)
+def test_more_micro_batches_never_need_less_device_memory(
+    model: Model, layout: Layout, style: Any, gradient: str, recompute: str
+) -> None:
+    """The account counts gradients once: in the passes, in the optimizer step or in the pool of FSDP."""
+    sizes: list[int] = []
+    for count in (1, 2, 3):
+        chosen = training(
+            style=style,
+            global_batch=count * layout.dp,
+            seq=16,
+            recompute=recompute_of(recompute),
+            precision=replace(training().precision, gradient=gradient),
+        )
+        if not valid(model, layout, chosen):
+            return
+        sizes.append(max(each.device_bytes for each in memory_of(model, layout, chosen)))
+    assert sizes == sorted(sizes)
+
+
+def test_one_micro_batch_of_fsdp_in_a_pipeline_counts_whole_gradients_once() -> None:
+    """The peak is in the optimizer step, whose gradients are not reduced; their shards are in no pool."""
+    one = training(style="torchtitan", global_batch=8, micro_batch=1, seq=8, recompute=recompute_of("full"))
+    found = memory_of(DENSE, Layout(dp=8, pp=2, zero=3), one)[0]
+    assert found.moment == "optimizer step"
+    assert found.pooled is not None
+    assert found.pooled["pool of reductions"] < found.parts["gradients"] / 2
+
+
+def test_fsdp_has_gradients_in_their_format() -> None:
+    """Gradients of 16 bits need half the memory: accumulated, while they are reduced, and their shards."""
+    for layout, count in ((Layout(dp=8, pp=2, zero=3), 64), (Layout(dp=8, zero=3), 8)):
+        wide = training(style="torchtitan", global_batch=count)
+        narrow = replace(wide, precision=replace(wide.precision, gradient="bf16"))
+        (more, *_), (less, *_) = (memory_of(DENSE, layout, each) for each in (wide, narrow))
+        assert more.pooled is not None
+        assert less.pooled is not None
+        assert 2 * less.parts.get("gradients", 0) == more.parts.get("gradients", 0)
+        assert 2 * less.pooled["pool of reductions"] == more.pooled["pool of reductions"]
+        assert less.device_bytes < more.device_bytes
