@@ -30,7 +30,8 @@ class PlanRow(msgspec.Struct, frozen=True, kw_only=True):
     the host) are means over all ranks; their sum is ``step_ns``. ``hardware_flops_ratio`` is the ratio of all
     FLOPs to the FLOPs of the model. ``is_lower_bound``: the step has operations of unknown time, which
     ``lower_bound_reason`` lists. ``basis`` has the shares of the bases of estimates. ``energy_j`` is of all
-    devices in a step.
+    devices in a step. ``peak_memory_bytes`` is the memory of all tensors, ``device_memory_bytes`` the memory
+    that the device must have.
     """
 
     settings: dict[str, int | str]
@@ -43,6 +44,7 @@ class PlanRow(msgspec.Struct, frozen=True, kw_only=True):
     mfu: Figure
     tokens_per_s: Figure
     peak_memory_bytes: Figure
+    device_memory_bytes: Figure
     compute_ns: Figure
     exposed_comm_ns: Figure
     bubble_ns: Figure
@@ -218,6 +220,7 @@ class PlanResult(Result):
             Column("mfu", "MFU", "share"),
             Column("tokens_per_s", "tokens/s", "count"),
             column_of("peak_memory_bytes"),
+            column_of("device_memory_bytes"),
             *(column_of(f"{part}_ns") for part in ("compute", "exposed_comm", "bubble")),
             Column("hardware_flops_ratio", kind="number"),
             Column("is_lower_bound", kind="flag"),

@@ -276,6 +276,7 @@ class LayoutSearch:
             mfu=done.throughput.mfu,
             tokens_per_s=done.throughput.tokens_per_s,
             peak_memory_bytes=account.peak_memory_bytes,
+            device_memory_bytes=account.device_memory_bytes,
             hardware_flops_ratio=account.hardware_flops_per_step / account.model_flops_per_step,
             compute_ns=compute_ns,
             exposed_comm_ns=exposed_ns,

@@ -57,7 +57,7 @@ def plan(call: Call, *, out: _Out = None) -> None:
     emit(
         f"90 % interval: {time_text(best.step_low_ns)} to {time_text(best.step_high_ns)}; "
         f"MFU {percent(best.mfu)}, {best.tokens_per_s:,.0f} tokens/s, "
-        f"{bytes_text(best.peak_memory_bytes)} per device"
+        f"{bytes_text(best.device_memory_bytes)} per device"
     )
     if best.basis:
         emit(f"basis: {best.basis}")
@@ -72,7 +72,7 @@ def plan(call: Call, *, out: _Out = None) -> None:
         Column("layout"),
         column_of("step_ns"),
         Column("mfu", "MFU", write=percent),
-        column_of("peak_memory_bytes"),
+        column_of("device_memory_bytes"),
         column_of("exposed_comm_ns"),
         column_of("bubble_ns"),
         *(
@@ -89,7 +89,7 @@ def plan(call: Call, *, out: _Out = None) -> None:
             done.layout_text(row),
             row.step_ns,
             row.mfu,
-            row.peak_memory_bytes,
+            row.device_memory_bytes,
             row.exposed_comm_ns,
             row.bubble_ns,
             *([row.price_per_million_tokens] if priced else []),

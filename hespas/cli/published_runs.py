@@ -50,7 +50,7 @@ def league(call: Call, *, report: _LeagueReport = None) -> None:
         print_message(f"warning: {counted(untimed, 'row')} with kernels of unknown duration, counted as 0")
     beyond = sum(row.row.predicted.fits is False for row in details.rows)
     if beyond:
-        print_message(f"warning: {counted(beyond, 'row')} with a predicted peak memory beyond the device's")
+        print_message(f"warning: {counted(beyond, 'row')} that need more memory than the device has")
     if is_quiet():
         return
     rows: list[tuple[object, ...]] = [

@@ -44,11 +44,11 @@ def _step(model: str, batch: int, **settings: Any) -> LlmStep:
     return step
 
 
-def _time_ns(model: str, batch: int, settings: dict[str, Any], system: str) -> tuple[float, float]:
-    """Return the step time and the peak memory as ``hespas generate --dry-run`` predicts them."""
+def _figures(model: str, batch: int, settings: dict[str, Any], system: str) -> tuple[float, float, float]:
+    """Return the step time, the peak memory and the memory of the device of ``hespas generate``."""
     done = hespas.generate(_step(model, batch, **settings), hardware="H100-SXM", system=system)
     assert done.step is not None
-    return done.step.step_ns, done.account.peak_memory_bytes
+    return done.step.step_ns, done.account.peak_memory_bytes, done.account.device_memory_bytes
 
 
 @pytest.mark.parametrize(("name", "devices", "batch"), [("dense", 16, 16), ("experts", 16, 32)])
@@ -70,9 +70,10 @@ def test_rows_are_figures_of_generated_steps(
     )
     assert len(done.rows) >= 4
     for row in done.rows[:4]:
-        step_ns, memory_bytes = _time_ns(models[name], batch, row.settings, "dgx-h100")
+        step_ns, memory_bytes, device_memory_bytes = _figures(models[name], batch, row.settings, "dgx-h100")
         assert row.step_ns == pytest.approx(step_ns, rel=1e-9)
         assert row.peak_memory_bytes == memory_bytes
+        assert row.device_memory_bytes == device_memory_bytes > memory_bytes
         parts_ns = row.compute_ns + row.exposed_comm_ns + row.bubble_ns
         assert parts_ns == pytest.approx(row.step_ns, rel=0.01)
 
@@ -108,7 +109,7 @@ def test_the_best_of_a_small_space_is_proven(models: dict[str, str], number: int
         model=step.model, devices=devices, layout=step.layout, training=step.training, axes=listed
     )
     times_ns = [
-        _time_ns(models[name], batch, candidate.by_name(), "dgx-h100")[0] for candidate in space.candidates()
+        _figures(models[name], batch, candidate.by_name(), "dgx-h100")[0] for candidate in space.candidates()
     ]
     assert done.best is not None
     assert done.best.step_ns == pytest.approx(min(times_ns), rel=1e-9)

@@ -141,6 +141,7 @@ class _LeagueRowJson(msgspec.Struct, frozen=True, kw_only=True):
     relative_error: Figure
     peak_memory_gib: Figure
     published_memory_gib: Figure
+    device_memory_gib: Figure
     capacity_gib: Figure
     fits: bool | None
     parts: dict[str, float]
@@ -228,6 +229,7 @@ def league_document(league: League) -> LeagueDocument:
                 relative_error=row.relative_error,
                 peak_memory_gib=row.row.compared_memory_bytes / 2**30,
                 published_memory_gib=row.row.number_of("peak_memory_gib"),
+                device_memory_gib=predicted.device_memory_bytes / 2**30,
                 capacity_gib=predicted.capacity_bytes / 2**30,
                 fits=predicted.fits,
                 parts=row.parts,

@@ -313,7 +313,7 @@ def _predicted(task: PredictionTask) -> StepPrediction:
         diagnostics.warning("row.untimed", position, message)
     capacity = run.capacity_bytes(device)
     if fits_memory(fullest.device_bytes, capacity) is False:
-        message = "the predicted peak memory exceeds the memory of the device"
+        message = "the run needs more memory than the device has (device_memory_gib exceeds capacity_gib)"
         diagnostics.warning("memory.beyond-device", position, message)
     blocks = set(map(type, run.model.blocks()))
     kinds = (("hybrid", Mamba), ("latent", LatentAttention), ("experts", Experts))
@@ -352,11 +352,12 @@ def _fitting_run(
         return changed, memory_of(changed.model, changed.layout, changed.training)
 
     def is_beyond(count: int) -> bool:
-        return max(stage.device_bytes for stage in recomputing(count)[1]) > capacity
+        needed_bytes = max(stage.device_bytes for stage in recomputing(count)[1])
+        return fits_memory(needed_bytes, capacity) is False
 
     check_layout(run.model, run.layout, run.training)
     is_stated = run.row.get("recompute", "").casefold() not in UNSTATED
-    if is_stated or capacity < 0 or not is_beyond(0) or is_beyond(layers):
+    if is_stated or not is_beyond(0) or is_beyond(layers):
         return recomputing(0)
     count = bisect_left(range(layers + 1), True, key=lambda number: not is_beyond(number))
     message = (

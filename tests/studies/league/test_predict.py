@@ -7,6 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from hespas.studies.league.document import evaluate_league, league_document
 from hespas.studies.league.predict import predicted_rows
 from hespas.studies.league.rows import LeagueRow
 
@@ -40,11 +43,12 @@ def test_layouts_are_told_apart_alike_whatever_texts_hash_to() -> None:
     assert len(found) == 1
 
 
-def _runs(folder: Path, recompute: str, devices: int) -> LeagueRow:
+def _runs(folder: Path, recompute: str, devices: int, memory_gib: str = "") -> LeagueRow:
     table = folder / "runs.csv"
     table.write_text(
-        "model,accelerator,num_accelerators,tp,seq_len,global_batch,micro_batch,fsdp,precision,recompute\n"
-        f"Llama-3-8B,H100-SXM,{devices},1,8192,16,2,zero1,bf16,{recompute}\n",
+        "model,accelerator,num_accelerators,tp,seq_len,global_batch,micro_batch,fsdp,precision,recompute,"
+        "memory_gib\n"
+        f"Llama-3-8B,H100-SXM,{devices},1,8192,16,2,zero1,bf16,{recompute},{memory_gib}\n",
         "utf-8",
     )
     (row,) = predicted_rows(table, jobs=1, cache=folder / "cache")
@@ -66,6 +70,22 @@ def test_the_fewest_layers_that_fit_are_recomputed_if_the_row_does_not_state_any
     assert fewer.predicted.time_ns < row.predicted.time_ns
     assert {"memory.beyond-device"} <= {entry.code for entry in fewer.predicted.assumed}
     assert _runs(tmp_path, "none", 8).predicted.fits is False
+
+
+def test_a_row_has_the_memory_that_decides_if_the_run_fits(tmp_path: Path) -> None:
+    """The tensors of the run fit the board, but the context and the communication library do not."""
+    row = _runs(tmp_path, "full block 32", 8)
+    peak_gib, device_gib = (
+        size / 2**30 for size in (row.predicted.peak_memory_bytes, row.predicted.device_memory_bytes)
+    )
+    for capacity_gib, fits in ((peak_gib, False), (device_gib + 0.01, True)):
+        row = _runs(tmp_path, "full block 32", 8, f"{capacity_gib:.6f}")
+        (found,) = league_document(evaluate_league("runs.csv", [row], "none")).rows
+        assert found.fits is fits
+        assert found.peak_memory_gib == pytest.approx(peak_gib)
+        assert found.device_memory_gib == pytest.approx(device_gib)
+        assert fits == (found.device_memory_gib <= found.capacity_gib)
+        assert ("memory.beyond-device" in {entry.code for entry in row.predicted.assumed}) is not fits
 
 
 def test_a_run_that_never_fits_is_predicted_as_it_is_stated(tmp_path: Path) -> None:
