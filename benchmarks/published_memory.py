@@ -24,7 +24,7 @@ from hespas.generators.llm.settings import Training
 from hespas.graph.diagnostics import Diagnostics
 from hespas.graph.errors import UnsupportedError
 from hespas.hardware import device_names, load_device
-from hespas.simulator.memory import fits_memory
+from hespas.simulator.memory import capacity_of, fits_memory
 from tools.published_settings import with_settings
 
 __all__ = ["Run", "fullest", "main", "runs"]
@@ -143,7 +143,8 @@ def _fits(found: Sequence[Run]) -> bool:
         else:
             checked += 1
             memory = fullest(run)
-            capacity = run.settings.capacity_bytes(load_device(run.row["accelerator"]))
+            device = load_device(run.row["accelerator"])
+            capacity = capacity_of(device, run.settings.facts(device))
             if fits_memory(memory.device_bytes, capacity) is False:
                 wrong += 1
                 print(

@@ -23,11 +23,12 @@ from hespas.graph.errors import UnsupportedError
 from hespas.graph.hints import DEVICE, Option
 from hespas.graph.passes import totals
 from hespas.graph.progress import Progress
+from hespas.graph.workload import step_facts
 from hespas.hardware import StepFactor, System, load_device
 from hespas.report import Column, Table, column_of, table_from_rows
 from hespas.report.charts import Chart
 from hespas.report.texts import bytes_text, count_text, counted, fits_text, flops_text
-from hespas.simulator.memory import fits_memory
+from hespas.simulator.memory import capacity_of, fits_memory
 
 if TYPE_CHECKING:
     from hespas.api.simulation_result import SimulationResult
@@ -285,8 +286,10 @@ def generate(
 
         step = simulate(workload, hardware, system=system, diagnostics=sink)
     device = step.hardware if step is not None else ""
-    capacity = load_device(device).main_memory.capacity_bytes if device else -1
-    account = generator.account()
+    capacity_bytes, account = nan, generator.account()
+    if device:
+        capacity_bytes = capacity_of(load_device(device), step_facts(workload.metadata))
+        account = account.on_device(load_device(device).kind)
     et_bytes = nan
     if measure:
         try:
@@ -302,6 +305,6 @@ def generate(
         written="" if destination is None else str(destination),
         written_bytes=size,
         hardware=device,
-        capacity_bytes=float(capacity) if capacity >= 0 else nan,
+        capacity_bytes=capacity_bytes,
         step=step,
     )

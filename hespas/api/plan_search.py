@@ -179,7 +179,7 @@ class LayoutSearch:
                 heappush(queue, self._entry(space, entry.space, entry.layout, is_rough=False))
                 continue
             step = replace(self.step, layout=candidate.layout, training=candidate.training)
-            account = step.account()
+            account = step.account().on_device(space.machine.device.kind)
             capacity_bytes = space.machine.device.main_memory.capacity_bytes
             if fits_memory(account.device_memory_bytes, capacity_bytes) is False:
                 beyond += 1

@@ -287,12 +287,12 @@ class StepJob:
             network = network_utilization(workload, simulation.timeline, self.system, self.diagnostics)
         memory: tuple[RankMemory, ...] = ()
         if astra is None:
-            capacity = load_device(self.hardware).main_memory.capacity_bytes if self.hardware else -1
+            device = load_device(self.hardware) if self.hardware else None
             shown = {result.rank_class: result.rank for result in simulation.classes}
-            capacity_bytes = float(capacity) if capacity >= 0 else nan
-            memory = memory_by_class(workload, simulation.timeline, shown, capacity_bytes)
+            memory = memory_by_class(workload, simulation.timeline, shown, device)
             beyond = sum(workload.class_sizes[row.rank_class] for row in memory if row.fits is False)
-            message = f"ranks need more memory than {self.hardware} has ({capacity / 1e9:,.1f} GB)"
+            capacity_bytes = memory[0].capacity_bytes if memory else nan
+            message = f"ranks need more memory than {self.hardware} has ({capacity_bytes / 1e9:,.1f} GB)"
             self.diagnostics.warning("simulate.beyond-memory", workload.name, message, count=beyond)
         return SimulationResult(
             source=source,

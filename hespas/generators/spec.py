@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from math import nan
 from typing import Any, Literal, Protocol, cast
 
@@ -114,6 +114,17 @@ class Account:
     reserved_memory_bytes: float = nan
     device_memory_bytes: float = nan
     memory: tuple[Filling, ...] = ()
+
+    def on_device(self, kind: str) -> Account:
+        """Return the account of a step on a device of a kind. Other devices than GPUs have no memory of the
+        allocator of PyTorch, of the context of a GPU and of its communication library.
+        """
+        if kind == "gpu":
+            return self
+        tensors = tuple(part for part in self.memory if part.counted_as == "allocated")
+        return replace(
+            self, memory=tensors, reserved_memory_bytes=nan, device_memory_bytes=self.peak_memory_bytes
+        )
 
 
 class Generator(Protocol):

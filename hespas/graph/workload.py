@@ -240,7 +240,8 @@ class StepFacts:
     conversions are launched one expert at a time (0: as one kernel). ``library`` names the fused attention.
     ``compiled`` is False if elementwise work is not fused. ``power_w`` (power limit) and ``bandwidth``
     (relative to the device file) describe a board that differs from the file of ``device``, and apply to that
-    board only. ``framework`` is the framework whose kernels the step has.
+    board only, as does ``capacity_bytes`` (its memory). ``framework`` is the framework whose kernels the step
+    has.
     """
 
     kind: StepKind
@@ -256,6 +257,7 @@ class StepFacts:
     device: str = ""
     power_w: float = 0.0
     bandwidth: float = 1.0
+    capacity_bytes: float = nan
     framework: str = ""
     phase: StepPhase | Literal[""] = ""
 
@@ -293,6 +295,7 @@ def step_facts(metadata: Mapping[str, str]) -> StepFacts | None:
         device=texts.get("device", ""),
         power_w=_number(texts.get("power_w", ""), 0.0),
         bandwidth=_number(texts.get("bandwidth", ""), 1.0),
+        capacity_bytes=_number(texts.get("capacity_bytes", ""), nan),
         framework=texts.get("framework", ""),
         phase=next((phase for phase in get_args(StepPhase) if phase == texts.get("phase")), ""),
     )

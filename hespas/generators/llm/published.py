@@ -132,6 +132,10 @@ MODELS = "models.csv"
 """File name of the table of models that do not ship with the package, in the folder of a table of runs."""
 
 
+_BOARD_COLUMNS = ("power_limit_w", "memory_bandwidth_gb_per_s", "memory_gib")
+"""Columns with properties of a GPU board."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishedRun:
     """Published training run as settings of the generator. ``row`` has the cells of its row by column
@@ -147,19 +151,19 @@ class PublishedRun:
     """Table of the row; files that the row names are in the folder of the table."""
 
     def board(self, device: Device) -> Board | None:
-        """Return the properties of the GPU board that differ from the device file: the power limit and memory
-        bandwidth in the row of the run. None if the row has neither.
+        """Return the properties of the GPU board that differ from the device file: the power limit, memory
+        bandwidth and memory in the row of the run. None if the row has none of them.
         """
-        power, memory = self.row.get("power_limit_w", ""), self.row.get("memory_bandwidth_gb_per_s", "")
-        if not (power or memory):
+        power, bandwidth, memory_gib = (self.row.get(column, "") for column in _BOARD_COLUMNS)
+        if not (power or bandwidth or memory_gib):
             return None
-        ratio = float(memory) * 1e9 / device.main_memory.bandwidth_bytes_per_s if memory else 1.0
-        return Board(device=device.name, power_w=float(power) if power else 0.0, bandwidth=ratio)
-
-    def capacity_bytes(self, device: Device) -> int:
-        """Return the memory of the GPU board in the row, else of the device (-1: unknown)."""
-        memory_gib = self.row.get("memory_gib", "")
-        return round(float(memory_gib) * 2**30) if memory_gib else device.main_memory.capacity_bytes
+        ratio = float(bandwidth) * 1e9 / device.main_memory.bandwidth_bytes_per_s if bandwidth else 1.0
+        return Board(
+            device=device.name,
+            power_w=float(power) if power else 0.0,
+            bandwidth=ratio,
+            capacity_bytes=float(round(float(memory_gib) * 2**30)) if memory_gib else nan,
+        )
 
     def facts(self, device: Device) -> StepFacts:
         """Return the facts of the step on ``device`` that simulators need in addition to the graph."""
@@ -171,7 +175,7 @@ class PublishedRun:
         Raises ``UsageError`` if a row with properties of its board names an unknown device, and
         ``BoundaryError`` if it names a file outside the folder of its table.
         """
-        varies = bool(self.row.get("power_limit_w") or self.row.get("memory_bandwidth_gb_per_s"))
+        varies = any(self.row.get(column) for column in _BOARD_COLUMNS)
         spelling = self.row.get("accelerator", "")
         device = resolve_reference(self.table, spelling, "column accelerator") if varies else ""
         board = self.board(load_device(device)) if varies else None

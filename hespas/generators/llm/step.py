@@ -12,8 +12,9 @@ does not read it. Gradients of experts are reduced over the ranks with the same 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
+from math import nan
 from typing import NamedTuple
 
 import numpy as np
@@ -559,13 +560,14 @@ def training_workload(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Board:
-    """Differences of a GPU board from its device file: the power limit (0: as in the file), and the ratio of
-    its memory bandwidth to the bandwidth in the file.
+    """Differences of a GPU board from its device file: the power limit (0: as in the file), the ratio of its
+    memory bandwidth to the bandwidth in the file, and the size of its memory (NaN: as in the file).
     """
 
     device: str
     power_w: float = 0.0
     bandwidth: float = 1.0
+    capacity_bytes: float = nan
 
 
 def training_facts(
@@ -592,7 +594,7 @@ def training_facts(
     )
     if board is None:
         return facts
-    return replace(facts, device=board.device, power_w=board.power_w, bandwidth=board.bandwidth)
+    return replace(facts, **asdict(board))
 
 
 _STATES = ("weights", "master weights", "optimizer moments", "gradients")

@@ -18,6 +18,8 @@ import numpy as np
 from hespas.files.limits import without_collector
 from hespas.graph import WHOLE_JOB, OpClass, OpGraph, Timeline, Workload
 from hespas.graph.columns import FloatArray, IntArray, highest_rows
+from hespas.graph.workload import StepFacts, step_facts
+from hespas.hardware import Device
 from hespas.simulator.memory.buffers import Buffer, Lifetimes, Moments, buffers_of, in_order, in_time
 from hespas.simulator.memory.values import (
     MemoryValue,
@@ -34,6 +36,7 @@ __all__ = [
     "MemoryUse",
     "ProgramBytes",
     "RankMemory",
+    "capacity_of",
     "fits_memory",
     "memory_by_class",
     "memory_use",
@@ -353,6 +356,16 @@ def fits_memory(needed_bytes: float, capacity_bytes: float) -> bool | None:
     return needed_bytes <= capacity_bytes
 
 
+def capacity_of(device: Device, facts: StepFacts | None) -> float:
+    """Return the memory [B] of the board that the facts of a step describe, else of the device; NaN if
+    unknown.
+    """
+    if facts is not None and facts.device == device.name and not isnan(facts.capacity_bytes):
+        return facts.capacity_bytes
+    capacity = device.main_memory.capacity_bytes
+    return float(capacity) if capacity >= 0 else nan
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankMemory:
     """Memory of the ranks of one class. ``is_whole_job`` is True if the program is not partitioned, so that
@@ -379,14 +392,17 @@ class RankMemory:
 
 
 def memory_by_class(
-    workload: Workload, timeline: Timeline, shown: Mapping[int, int], capacity_bytes: float = nan
+    workload: Workload, timeline: Timeline, shown: Mapping[int, int], device: Device | None = None
 ) -> tuple[RankMemory, ...]:
     """Return the memory of the rank classes in ``shown``, which maps a class to the rank whose spans are
     used. Classes are skipped if their nodes lack results or readers.
 
     A program that a compiler has scheduled uses memory in program order, because its buffers were assigned
-    before it ran. Other programs use the times of their spans.
+    before it ran. Other programs use the times of their spans. Other devices than GPUs have no memory of
+    libraries of GPUs.
     """
+    capacity_bytes = nan if device is None else capacity_of(device, step_facts(workload.metadata))
+    has_libraries = device is None or device.kind == "gpu"
     scheduled = workload.metadata.get("is_scheduled") == "true"
     memories: list[RankMemory] = []
     for rank_class, rank in shown.items():
@@ -410,7 +426,7 @@ def memory_by_class(
             use = replace(use, at_ns=float(when.time_ns[when.start[use.at_node]]))
         if use is not None:
             outside_bytes = 0.0
-            if program_bytes is not None and not isnan(program_bytes.device):
+            if has_libraries and program_bytes is not None and not isnan(program_bytes.device):
                 outside_bytes = max(program_bytes.device - program_bytes.peak, 0.0)
             memories.append(
                 RankMemory(

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache as cached
 from functools import lru_cache
 from hashlib import sha256
-from math import inf, isclose, isnan, nan
+from math import inf, isclose, isnan
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,8 +22,6 @@ from hespas.files.processes import pool
 from hespas.files.trust import file_in_folder_of
 from hespas.files.user_folders import cache_folder
 from hespas.fitting.effects import COMPONENTS
-from hespas.generators.llm.layout import check_layout
-from hespas.generators.llm.memory import StageMemory, memory_of
 from hespas.generators.llm.model import Experts, LatentAttention, Mamba
 from hespas.generators.llm.published import (
     MODELS,
@@ -34,6 +32,8 @@ from hespas.generators.llm.published import (
     run_of,
 )
 from hespas.generators.llm.settings import recompute_of
+from hespas.generators.llm.step import LlmStep
+from hespas.generators.spec import Account
 from hespas.graph import Diagnostics
 from hespas.graph.diagnostics import Severity
 from hespas.graph.errors import BoundaryError, FormatError, HespasError, OutputError, UnsupportedError
@@ -46,7 +46,7 @@ from hespas.hardware import (
     own_system_file,
     resolve_reference,
 )
-from hespas.simulator.memory import fits_memory
+from hespas.simulator.memory import capacity_of, fits_memory
 from hespas.studies.league.rows import (
     NEEDED,
     LeagueRow,
@@ -283,7 +283,8 @@ def _predicted(task: PredictionTask) -> StepPrediction:
         device = load_device(resolve_reference(task.table, task.device, "column accelerator"))
         network = task.cells.get("network", "")
         system = load_system(resolve_reference(task.table, network, "column network")) if network else None
-        run, stages = _fitting_run(run, device, position, diagnostics)
+        capacity_bytes = capacity_of(device, run.facts(device))
+        run, account = _fitting_run(run, device, capacity_bytes, position, diagnostics)
         step, num_untimed, step_diagnostics = _step(settings_of(run, device, task.estimator, system))
         diagnostics.extend(step_diagnostics)
         if not 0 < step.time_ns < inf:
@@ -292,7 +293,6 @@ def _predicted(task: PredictionTask) -> StepPrediction:
                 path=position,
                 hint="use another `estimator`, such as composite",
             )
-        fullest = max(stages, key=lambda stage: stage.device_bytes)
     except HespasError as error:
         # rows have other numbers in other tables: only a position in the row, or another file, is stored
         is_in_row = error.path in {None, position}
@@ -311,8 +311,7 @@ def _predicted(task: PredictionTask) -> StepPrediction:
     if num_untimed:
         message = f"{num_untimed:,} nodes of the microbatches have no time and are counted as 0"
         diagnostics.warning("row.untimed", position, message)
-    capacity = run.capacity_bytes(device)
-    if fits_memory(fullest.device_bytes, capacity) is False:
+    if fits_memory(account.device_memory_bytes, capacity_bytes) is False:
         message = "the run needs more memory than the device has (device_memory_gib exceeds capacity_gib)"
         diagnostics.warning("memory.beyond-device", position, message)
     blocks = set(map(type, run.model.blocks()))
@@ -324,10 +323,10 @@ def _predicted(task: PredictionTask) -> StepPrediction:
         time_ns=step.time_ns,
         parts=dict(zip(COMPONENTS, step.spent_ns.tolist(), strict=True)),
         path=dict(zip(COMPONENTS, step.path_ns.tolist(), strict=True)),
-        peak_memory_bytes=float(fullest.peak_bytes),
-        device_memory_bytes=float(fullest.device_bytes),
-        reserved_memory_bytes=-1.0 if isnan(fullest.reserved_bytes) else fullest.reserved_bytes,
-        capacity_bytes=float(capacity) if capacity >= 0 else nan,
+        peak_memory_bytes=account.peak_memory_bytes,
+        device_memory_bytes=account.device_memory_bytes,
+        reserved_memory_bytes=-1.0 if isnan(account.reserved_memory_bytes) else account.reserved_memory_bytes,
+        capacity_bytes=capacity_bytes,
         assumed=[RowAssumption(code=code, message=message) for code, message in sorted(messages.items())],
         family="TPU" if device.kind == "tpu" else f"{device.vendor} {device.family}",
         kind=" ".join(features) or "dense",
@@ -337,25 +336,23 @@ def _predicted(task: PredictionTask) -> StepPrediction:
 
 
 def _fitting_run(
-    run: PublishedRun, device: Device, position: str, diagnostics: Diagnostics
-) -> tuple[PublishedRun, Sequence[StageMemory]]:
-    """Return the run and the memory of its stages. If its memory exceeds the memory of the device, and the
+    run: PublishedRun, device: Device, capacity_bytes: float, position: str, diagnostics: Diagnostics
+) -> tuple[PublishedRun, Account]:
+    """Return the run and its account. If its memory exceeds the memory of the device, and the
     row does not state which layers are recomputed, the fewest layers per stage with which it fits are
     recomputed.
     """
-    capacity = run.capacity_bytes(device)
     layers = len(run.model.layers)
 
-    def recomputing(count: int) -> tuple[PublishedRun, Sequence[StageMemory]]:
+    def recomputing(count: int) -> tuple[PublishedRun, Account]:
         recompute = recompute_of(f"full:{count}") if count else run.training.recompute
         changed = replace(run, training=replace(run.training, recompute=recompute))
-        return changed, memory_of(changed.model, changed.layout, changed.training)
+        step = LlmStep(model=changed.model, layout=changed.layout, training=changed.training)
+        return changed, step.account().on_device(device.kind)
 
     def is_beyond(count: int) -> bool:
-        needed_bytes = max(stage.device_bytes for stage in recomputing(count)[1])
-        return fits_memory(needed_bytes, capacity) is False
+        return fits_memory(recomputing(count)[1].device_memory_bytes, capacity_bytes) is False
 
-    check_layout(run.model, run.layout, run.training)
     is_stated = run.row.get("recompute", "").casefold() not in UNSTATED
     if is_stated or not is_beyond(0) or is_beyond(layers):
         return recomputing(0)

@@ -13,11 +13,14 @@ import hespas
 from hespas.api import SimulationResult, generate
 from hespas.cli.main import app
 from hespas.generators.llm.layout import Layout
+from hespas.generators.llm.published import row_of
 from hespas.generators.llm.serving import ServingStep
 from hespas.generators.llm.settings import recompute_of
 from hespas.generators.llm.step import LlmStep
 from hespas.generators.spec import Generator
-from hespas.graph import PROGRAM_BYTES
+from hespas.graph import PROGRAM_BYTES, Diagnostics
+from hespas.hardware import load_device
+from hespas.studies.league.predict import predicted_rows
 from hespas.studies.league.rows import StepPrediction
 from tests.generators.llm.small_models import DENSE, MIXTURE, training
 
@@ -112,3 +115,40 @@ def test_every_command_compares_the_same_bytes_with_the_device() -> None:
     assert replace(fullest, capacity_bytes=between_bytes).fits is False
     assert replace(made, capacity_bytes=account.device_memory_bytes).fits is True
     assert replace(fullest, capacity_bytes=account.device_memory_bytes).fits is True
+
+
+@pytest.mark.parametrize("hardware", ["tpu-v6e", "H100-SXM"])
+def test_only_gpus_need_memory_of_their_libraries(hardware: str) -> None:
+    """Without the context, the communication library and blocks of PyTorch, a TPU must hold the tensors."""
+    made = hespas.generate(hespas.llm_step("llama-3-8b", tp=4, seq=512, global_batch=2), hardware=hardware)
+    assert made.step is not None
+    parts = {part.counted_as for part in made.account.memory}
+    (simulated,) = made.step.memory
+    assert simulated.device_bytes == made.account.device_memory_bytes
+    if hardware == "H100-SXM":
+        assert parts == {"allocated", "reserved", "device"}
+        assert made.account.device_memory_bytes > made.account.peak_memory_bytes
+    else:
+        assert parts == {"allocated"}
+        assert made.account.device_memory_bytes == made.account.peak_memory_bytes
+
+
+def test_every_command_reads_the_memory_of_the_board_in_a_row(tmp_path: Path) -> None:
+    """The run fits the usual board of 80 GB, but not one of 16 GiB."""
+    table = tmp_path / "runs.csv"
+    table.write_text(
+        "model,accelerator,num_accelerators,tp,seq_len,global_batch,micro_batch,fsdp,precision,recompute,"
+        "memory_gib\n"
+        + "".join(f"Llama-3-8B,A100-SXM-80GB,8,8,2048,8,1,zero1,bf16,none,{size}\n" for size in ("16", ""))
+    )
+    for number, fits in enumerate((False, True)):
+        made = hespas.generate(row_of(table, number, Diagnostics()).step(), hardware="A100-SXM-80GB")
+        assert made.step is not None
+        (rank,) = made.step.memory
+        row = predicted_rows(table, jobs=1, cache=tmp_path / "cache")[number].predicted
+        assert [made.fits, rank.fits, row.fits] == [fits] * 3
+        assert made.capacity_bytes == rank.capacity_bytes == row.capacity_bytes
+        assert (made.capacity_bytes == 16 * 2**30) is not fits
+        assert made.account.device_memory_bytes == row.device_memory_bytes
+        other = hespas.simulate(made.workload, "H100-SXM").memory[0]
+        assert other.capacity_bytes == load_device("H100-SXM").main_memory.capacity_bytes

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from math import nan
+from dataclasses import replace
+from math import isnan, nan
 from pathlib import Path
 
 import msgspec
@@ -11,6 +12,7 @@ import pytest
 
 import hespas
 from hespas.graph import Timeline, Workload
+from hespas.hardware import load_device
 from hespas.simulator import ListScheduler
 from hespas.simulator.memory import RankMemory, memory_by_class, memory_use
 from tests.simulator.memory.test_memory_use import Draft, looped
@@ -49,7 +51,14 @@ def run_memory(draft: Draft, when: Timeline, capacity: float = nan, **metadata: 
         rank_class=np.zeros(1, np.int32),
         metadata=metadata,
     )
-    (found,) = memory_by_class(workload, when, {0: 0}, capacity)
+    device = load_device("H100-SXM")
+    memories = tuple(
+        msgspec.structs.replace(memory, capacity_bytes=-1 if isnan(capacity) else int(capacity))
+        if memory == device.main_memory
+        else memory
+        for memory in device.memories
+    )
+    (found,) = memory_by_class(workload, when, {0: 0}, replace(device, memories=memories))
     return found
 
 
