@@ -261,6 +261,12 @@ def test_assumptions_are_told(cells: Mapping[str, str], code: str) -> None:
     assert told(**cells) == {code}
 
 
+def test_gradients_of_a_row_have_no_more_bits_than_its_activations() -> None:
+    assert made(gradient_precision="16bit", precision="fp16").training.precision.gradient == "f16"
+    with pytest.raises(FormatError, match="gradients of 16 bits contradict activations of 32 bits"):
+        made(gradient_precision="16bit", precision="f32")
+
+
 def test_a_row_that_says_all_assumes_nothing() -> None:
     assert told() == set()
     assert made().layout == Layout(dp=64, sequence_parallel=False)
