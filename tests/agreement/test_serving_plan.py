@@ -165,7 +165,7 @@ def test_a_search_grows_runs_that_are_too_short() -> None:
 
 
 def test_layouts_that_violate_a_rule_are_counted() -> None:
-    space = {**_FEW, "model": "Qwen2.5-7B", "tp": [1, 8], "max_num_seqs": 32}  # 28 heads
+    space: dict[str, Any] = {**_FEW, "model": "Qwen2.5-7B", "tp": [1, 8], "max_num_seqs": 32}  # 28 heads
     done = hespas.plan_serving(requests="closed:prompt=128,output=8,requests=16", sla="ttft=1s", **space)
     assert done.account.against_rules == 1
     assert {row.tp for row in done.rows} == {1}
