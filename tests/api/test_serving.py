@@ -143,7 +143,9 @@ def test_an_additional_layer_reads_its_cache_and_processes_prompts() -> None:
     )
     assert 0 < short < long
     assert np.mean(layer.ttft_ns) > np.mean(ngram.ttft_ns)
-    pools = {"prefill_servers": 1, "decode_servers": 1, "num_speculative_tokens": 4, "acceptance": 0.5}
+    pools: dict[str, Any] = {
+        "prefill_servers": 1, "decode_servers": 1, "num_speculative_tokens": 4, "acceptance": 0.5,
+    }  # fmt: skip
     sent, less = (
         replace(_LLAMA, **pools, draft=draft).send_ns(np.array([8000])) for draft in ("layer", "ngram")
     )
