@@ -178,10 +178,12 @@ class Server:
                 f"invalid `kv_transfer_gb_per_s={self.kv_transfer_gb_per_s:g}`",
                 hint=f"use 0, or {_LEAST_GB_PER_S:g} or more",
             )
-        stated = {name: bool(getattr(self, name)) for name in ("prefill_dp", "prefill_tp", "prefill_ep")}
-        stated["kv_transfer_gb_per_s"] = self.kv_transfer_gb_per_s is not None
-        for name, is_stated in stated.items():
-            if is_stated and not self.prefill_servers:
+        pool_settings = {
+            name: bool(getattr(self, name)) for name in ("prefill_dp", "prefill_tp", "prefill_ep")
+        }
+        pool_settings["kv_transfer_gb_per_s"] = self.kv_transfer_gb_per_s is not None
+        for name, is_set in pool_settings.items():
+            if is_set and not self.prefill_servers:
                 raise UsageError(
                     f"`{name}` requires separate prefill servers",
                     hint="add `prefill_servers=1` and `decode_servers=1`",

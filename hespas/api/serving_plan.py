@@ -186,8 +186,8 @@ class _Space:
 
     def ready(self, server: Server, context: int, *, is_disaggregated: bool = False) -> ReadyServer:
         """Return a server of one pool with the estimated times of its steps."""
-        for known, separate, ready in self.estimated:
-            if separate == is_disaggregated and known == server:
+        for estimated, separate, ready in self.estimated:
+            if separate == is_disaggregated and estimated == server:
                 return ready
         step = server.step()
         parameters = server.parameters(step, is_disaggregated=is_disaggregated)

@@ -397,15 +397,15 @@ def _training(cells: _RunCells, layout: Layout) -> Training:
     precision = precision_of(precision_name or "bf16")
     # Composer's mode PURE reduces gradients in 16 bits, submissions to MLPerf accumulate them in 16 bits.
     is_usual = "mode pure" in optimizer or (source == "MLPerf-Training" and precision.compute == "bf16")
-    stated = cells.columns.gradient_precision
-    if stated == "16bit" and precision.compute == "f32":
+    gradient_bits = cells.columns.gradient_precision
+    if gradient_bits == "16bit" and precision.compute == "f32":
         raise FormatError(
             "gradients of 16 bits contradict activations of 32 bits",
             path=cells.row.path,
             position="column gradient_precision",
             hint="write f32, or correct the precision",
         )
-    if stated == "16bit" or (is_usual and not stated):
+    if gradient_bits == "16bit" or (is_usual and not gradient_bits):
         precision = replace(precision, gradient="bf16" if precision.compute == "f32" else precision.compute)
     lora_rank = 0
     if lora:
