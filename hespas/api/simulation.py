@@ -271,7 +271,7 @@ def simulate(
     Examples:
         >>> done = hespas.simulate("samples/mlp.mlir", "H100-SXM")
         >>> f"{done.step_ns:,.0f} ns, {done.interval_ns[0]:,.0f} to {done.interval_ns[1]:,.0f} ns"
-        '18,878 ns, 8,646 to 27,827 ns'
+        '18,878 ns, 8,665 to 27,714 ns'
     """
     from hespas.api.simulation_job import AstraRequest, Scheduling, StepFiles, StepJob
 
