@@ -420,16 +420,24 @@ class ReadyServer:
         :func:`serve`.
         """
         *separate, own = server.pools
-        step = own.step()
-        parameters = own.parameters(step, is_disaggregated=is_disaggregated or bool(separate))
-        return cls(
+        kv_cache_tokens = own.cache_size(own.step())
+        is_disaggregated = is_disaggregated or bool(separate)
+        return replace(
+            cls.with_times(own, context, diagnostics, is_disaggregated=is_disaggregated),
             server=server,
-            step=step,
-            kv_cache_tokens=own.cache_size(step),
-            times=own.times(step, context, diagnostics, parameters),
-            parameters=parameters,
+            kv_cache_tokens=kv_cache_tokens,
             prefill=cls.of(separate[0], context, diagnostics, is_disaggregated=True) if separate else None,
         )
+
+    @classmethod
+    def with_times(
+        cls, server: Server, context: int, diagnostics: Diagnostics, *, is_disaggregated: bool
+    ) -> ReadyServer:
+        """Estimate the steps of the servers of one pool, whatever the size of their KV cache (NaN)."""
+        step = server.step()
+        parameters = server.parameters(step, is_disaggregated=is_disaggregated)
+        times = server.times(step, context, diagnostics, parameters)
+        return cls(server=server, step=step, times=times, kv_cache_tokens=nan, parameters=parameters)
 
     def run(self, requests: Requests, progress: Progress | None = None) -> ServingResult:
         """Simulate the server. Raises ``UnsupportedError`` for a request that does not fit."""

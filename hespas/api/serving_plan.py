@@ -11,7 +11,7 @@ from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
-from math import isnan, nan
+from math import isnan
 from pathlib import Path
 from typing import Any
 
@@ -189,10 +189,7 @@ class _Space:
         for estimated, separate, ready in self.estimated:
             if separate == is_disaggregated and estimated == server:
                 return ready
-        step = server.step()
-        parameters = server.parameters(step, is_disaggregated=is_disaggregated)
-        times = server.times(step, context, self.sink, parameters)
-        ready = ReadyServer(server=server, step=step, times=times, kv_cache_tokens=nan, parameters=parameters)
+        ready = ReadyServer.with_times(server, context, self.sink, is_disaggregated=is_disaggregated)
         self.estimated.append((server, is_disaggregated, ready))
         return ready
 

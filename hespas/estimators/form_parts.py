@@ -74,8 +74,9 @@ instructions), but exponentials overlap with products. Of 0, 0.3, 0.5 and 1, val
 smallest errors on left-out architectures of ``calib`` rows.
 """
 _PASSES_POWER = 0.75
-"""Power of the memory's bytes per unit and clock by which the passes between kernels change, down only. Of 0,
-0.25, 0.5, 0.75 and 1 it gave the smallest error on left-out architectures other than the L40S.
+"""Power of the memory's bytes per unit and clock with which the number of passes between kernels falls; it
+never rises. Of 0, 0.25, 0.5, 0.75 and 1, this power gave the smallest error on left-out architectures other
+than the L40S.
 """
 _CACHE_LIMIT = 0.1
 """Range of shares below 1 of the cache's bandwidth in which the limit of streams changes from the units to
@@ -297,10 +298,10 @@ def carried_values(form: Form, values: Values, fitted: MachineRates, machine: Ma
     cache run at a rate of the units: additions on an A100 and an H100 move 19 bytes per unit and clock. Their
     shares of the cache's bandwidth therefore scale with the inverse of its bytes. A share of 1 stays, which
     shows the limit of the cache; shares near 1 (:data:`_CACHE_LIMIT`) change less. Data that one kernel
-    leaves for the next stay in the cache, so that they cost fewer passes at the rate of a slower memory, by
-    the power :data:`_PASSES_POWER` of its bytes; libraries for a faster memory do not make more passes. The
-    time of a unit for a key is hidden by the memory in most measurements, so that a faster memory shortens
-    it: the units of another architecture keep pace with their share of the memory.
+    leaves for the next stay in the cache. Relative to a slower memory they cost fewer passes, by the power
+    :data:`_PASSES_POWER` of its bytes; libraries for a faster memory do not make more passes. Measurements
+    rarely show the time of a unit for a key, because the time of the memory is longer. On another
+    architecture with a faster memory, it is assumed to be shorter by the same ratio.
     """
     is_sibling = fitted.arch == machine.arch
     slower = fitted.clock_hz / machine.clock_hz

@@ -21,7 +21,9 @@ __all__ = [
     "attended_pairs",
     "attention_shape",
     "backward_attention",
+    "backward_in_pieces",
     "forward_attention",
+    "forward_in_pieces",
     "heads_of",
     "latent_layers",
     "latent_up",
@@ -30,8 +32,6 @@ __all__ = [
     "queries_and_keys",
     "recompute_core",
     "recompute_exchange",
-    "ring_backward",
-    "ring_forward",
 ]
 
 
@@ -57,7 +57,7 @@ def _piece(r: ModelRank, shape: AttentionShape) -> tuple[AttentionShape, TensorS
     return one, r.value(r.tokens, columns), r.value(r.tokens * cp, columns)
 
 
-def ring_forward(r: ModelRank, k: KernelWriter, shape: AttentionShape, key: str, qkv: Value) -> Value:
+def forward_in_pieces(r: ModelRank, k: KernelWriter, shape: AttentionShape, key: str, qkv: Value) -> Value:
     """Add attention to the keys of one context-parallel rank after the other, whose results are summed. Keys
     are sent around a ring, or are gathered before. The final result has the port ``core``. The keys that are
     received last have the port ``kv``.
@@ -90,9 +90,9 @@ def ring_forward(r: ModelRank, k: KernelWriter, shape: AttentionShape, key: str,
     return done
 
 
-def ring_backward(r: ModelRank, k: KernelWriter, shape: AttentionShape, key: str, grad: Value) -> Value:
-    """Add the backward pass of :func:`ring_forward`: the gradients of queries, keys and values. Gradients of
-    keys are sent around the ring.
+def backward_in_pieces(r: ModelRank, k: KernelWriter, shape: AttentionShape, key: str, grad: Value) -> Value:
+    """Add the backward pass of :func:`forward_in_pieces`: the gradients of queries, keys and values.
+    Gradients of keys are sent around the ring.
 
     PyTorch sums gradients in a separate kernel, in 32 bits, and sends them in 32 bits.
     """
@@ -338,7 +338,7 @@ def recompute_core(r: ModelRank, k: KernelWriter, block: Attention | LatentAtten
         exchange.core(k, key, f"{key}.exchanged")
         return
     if _in_pieces(r):
-        ring_forward(r, k, shape, key, f"{key}.qkv")
+        forward_in_pieces(r, k, shape, key, f"{key}.qkv")
         return
     saved: list[Value] = [f"{key}.qkv", f"{key}.kv"]
     k.attention("core", shape, r.precision.attention, after=saved, port=f"{key}.core")
@@ -370,7 +370,7 @@ def forward_attention(
     if exchange:
         out = exchange.core(k, key, exchange.exchange(k, key, qkv))
     elif _in_pieces(r):
-        out = ring_forward(r, k, shape, key, qkv)
+        out = forward_in_pieces(r, k, shape, key, qkv)
     else:
         kv = qkv
         if r.layout.cp > 1:
@@ -401,7 +401,7 @@ def _core_backward(
     if exchange:
         return exchange.backward(k, key, grad)
     if _in_pieces(r):
-        return ring_backward(r, k, shape, key, grad)
+        return backward_in_pieces(r, k, shape, key, grad)
     reads: list[Value] = [grad, f"{key}.qkv", f"{key}.core"]
     if r.layout.cp == 1:
         return k.attention(
