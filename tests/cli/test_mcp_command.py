@@ -196,7 +196,7 @@ def test_over_standard_input_and_output(folder: Path) -> None:
 
 def test_limits_of_untrusted_inputs_are_those_of_one_call(folder: Path) -> None:
     failed = over_standard_streams(folder, 2, "--untrusted", "--limit", "cpu_s=0.001")
-    assert failed[0].is_error
+    assert any(done.is_error for done in failed)  # the one that loads modules; either may be first
     assert len(failed) == 2  # the server answers the second one, too
 
 

@@ -198,7 +198,7 @@ def test_traffic_of_cached_keys() -> None:
 EXPERTS_FREE = {
     "t0_ns": 0.0, "compute": NEVER, "memory": NEVER, "overlap": LONGEST, "unit_load": NEVER, "tile_edge": 0.0,
     "wave_tail": 0.5, "imbalance": 1.0, "spread": 1.0, "step_ns": 0.0, "expert_start_ns": 0.0,
-    "token_passes": 0.0, "inner_passes": 0.0,
+    "token_passes": 0.0, "inner_passes": 0.0, "cache_reach": 0.0, "cache_share": 1.0,
 }  # fmt: skip
 TEN_UNITS = replace(MACHINE, units=10.0)
 
@@ -239,6 +239,14 @@ def test_traffic_of_experts() -> None:
     assert moved == pytest.approx(64 * (3 * 384 + 5 * 256 * 3) * 4 / 1e3)
     start = experts_ns(experts(), t0_ns=100.0, step_ns=0.5, expert_start_ns=7.0)
     assert start == pytest.approx(100 + 0.5 * (384 + 256) + 4 * 7)
+
+
+def test_weights_of_experts_in_the_cache() -> None:
+    """Weights as large as the reach: half comes from the cache, at half of three times the bandwidth."""
+    weights = 4 * 3 * 384 * 256 / 1e3
+    machine = replace(TEN_UNITS, cache_bytes=weights * 1e3 / 2)
+    found = experts_ns(experts(), machine, memory=0.5, cache_reach=2.0, cache_share=0.5)
+    assert found == pytest.approx(0.5 * weights / 0.5 + 0.5 * weights / (3 * 0.5), rel=1e-4)
 
 
 @pytest.mark.parametrize(("spread", "draws"), [(1.0, 16), (0.5, 4)])
