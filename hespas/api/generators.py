@@ -48,7 +48,7 @@ _OVERLAPS = (
 )  # fmt: skip
 
 _Model = Annotated[
-    str,
+    "str | Model",
     Option(
         "Built-in model or model file.",
         metavar="MODEL|FILE.toml",
@@ -56,6 +56,7 @@ _Model = Annotated[
         is_argument=True,
         access="reads",
         is_required=False,
+        is_text=True,
     ),
 ]
 
@@ -201,7 +202,11 @@ _COMMON_PARAMETERS = frozenset(
 """Parameters of training and serving. Serving steps refuse ``vp`` and ``cp`` above 1."""
 
 
-@checked(LlmStep="hespas.generators.llm:LlmStep", ServingStep="hespas.generators.llm:ServingStep")
+@checked(
+    LlmStep="hespas.generators.llm:LlmStep",
+    Model="hespas.generators.llm:Model",
+    ServingStep="hespas.generators.llm:ServingStep",
+)
 def llm_step(
     model: _Model,
     *,
@@ -244,9 +249,9 @@ def llm_step(
 ) -> LlmStep | ServingStep:
     """Return a training or serving step of an LLM on any number of ranks.
 
-    ``model`` is the name of a built-in model or a model file. Settings that change nothing at these degrees
-    are reported as warnings. Raises ``UsageError`` for contradicting settings, and for a setting that
-    ``phase`` does not read.
+    ``model`` is a model, the name of a built-in one or a model file. Settings that change nothing at these
+    degrees are reported as warnings. Raises ``UsageError`` for contradicting settings, and for a setting
+    that ``phase`` does not read.
 
     Examples:
         >>> step = hespas.llm_step("llama-3-8b", tp=8, seq=4096, global_batch=8)

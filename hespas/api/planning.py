@@ -24,6 +24,7 @@ from hespas.api.io import opened_program
 from hespas.api.plan_result import PlanResult
 from hespas.api.plan_search import LayoutSearch, Machine, Objective
 from hespas.api.systems import sized_for
+from hespas.generators.llm.model import Attention, Mlp
 from hespas.generators.llm.model_file import named_model
 from hespas.generators.llm.space import AXES
 from hespas.generators.llm.step import training_facts
@@ -36,7 +37,7 @@ from hespas.hardware import Device, System, load_device
 from hespas.hardware.prices import Prices, read_prices
 
 if TYPE_CHECKING:
-    from hespas.generators.llm import LlmStep
+    from hespas.generators.llm import LlmStep, Model
 
 __all__ = ["plan"]
 
@@ -91,7 +92,8 @@ _Model = Annotated[
 _From = Annotated[
     str | Path | Workload | None,
     Option(
-        "Take the model (by its name) and the tokens per step from a generated workload or its traces.",
+        "Take the model and the tokens per step from a generated workload, or from a program or trace of one "
+        "device with exactly the matmuls of a dense decoder.",
         flag="from",
         metavar="SRC",
         panel=_STEP,
@@ -232,10 +234,12 @@ def plan(
     """Return the best layouts of a training step, and prove that no layout of the space is better by more
     than ``margin``.
 
-    ``source`` replaces ``model``: a generated training step, of which the model and the tokens per step are
-    known. Every layout gets a lower bound (:mod:`hespas.api.plan_bounds`). Layouts are simulated in the order
-    of their bounds, if they fit into the memory of the device, until the next bound exceeds the best result.
-    Times, intervals and memory are the figures of :func:`hespas.generate` with the same settings.
+    ``source`` replaces ``model``: a generated training step, whose name selects the model, or a program or a
+    recorded step of one device, whose matmuls determine the sizes of a dense decoder
+    (:mod:`hespas.generators.llm.recognition`). Every layout gets a lower bound
+    (:mod:`hespas.api.plan_bounds`). Layouts are simulated in the order of their bounds, if they fit into the
+    memory of the device, until the next bound exceeds the best result. Times, intervals and memory are the
+    figures of :func:`hespas.generate` with the same settings.
 
     Raises ``UsageError`` for unknown names, for an empty space, and for a price that the file does not state,
     and ``UnsupportedError`` for a ``source`` whose layout cannot be changed.
@@ -256,14 +260,9 @@ def plan(
         raise UsageError("give a model or `source`, not both", hint="leave one of them out")
     if not model and source is None:
         raise UsageError("a model or `source` is required", hint="name a model: hespas generate llm --list")
-    facts: StepFacts | None = None
+    chosen, facts = model, None
     if source is not None:
-        try:
-            _, workload = opened_program(source, None, None, sink)
-        except FormatError as error:
-            error.hint = "name a step made by `hespas generate llm MODEL --out FILE`"
-            raise
-        model, global_batch, facts = _recovered(workload, seq, global_batch)
+        chosen, global_batch, facts = _source_model(source, seq, global_batch, precision, sink)
     if "microbatches" in overlap.split(","):
         raise UnsupportedError(
             "layouts whose token dispatch overlaps another micro-batch have no lower bound",
@@ -272,7 +271,7 @@ def plan(
     if not global_batch:
         raise UsageError("`global_batch` is required", hint="`global_batch=256`")
     step = llm_step(
-        model, seq=seq, global_batch=global_batch, precision=precision, framework=framework, launch=launch,
+        chosen, seq=seq, global_batch=global_batch, precision=precision, framework=framework, launch=launch,
         capacity=capacity, imbalance=imbalance, overlap=overlap,
     )  # fmt: skip
     assert isinstance(step, LlmStep)
@@ -307,33 +306,75 @@ def plan(
     )
 
 
-def _recovered(workload: Workload, seq: int, global_batch: int) -> tuple[str, int, StepFacts]:
-    """Return the name of the model of a generated training step, its sequences per step, and its facts.
+def _source_model(
+    source: str | Path | Workload, seq: int, global_batch: int, precision: str, diagnostics: Diagnostics
+) -> tuple[str | Model, int, StepFacts | None]:
+    """Return the model of a generated training step or of a program of one device, its sequences per step,
+    and the facts of a generated step.
 
-    Raises ``UnsupportedError`` for a workload whose layout cannot be changed: a recording or a captured
-    program, and a generated step of a model that is not built in.
+    Raises ``UnsupportedError`` for a step of serving, and for a generated step whose model is not built in.
     """
+    try:
+        _, workload = opened_program(source, None, None, diagnostics)
+    except FormatError as error:
+        error.hint = "name a step made by `hespas generate llm MODEL --out FILE`"
+        raise
     facts = step_facts(workload.metadata)
+    if facts is None:
+        return *_program_model(workload, seq, global_batch, precision, diagnostics), None
     hint = "name the model instead: hespas plan MODEL; `hespas generate llm --list` lists the built-in ones"
-    if facts is None or facts.kind != "training":
-        raise UnsupportedError(
-            f"{workload.name or 'the workload'} does not state a training step of a language model: its "
-            "layers cannot be divided in another way",
-            hint=hint,
-        )
+    if facts.kind != "training":
+        raise UnsupportedError(f"{clipped(workload.name)} is not a training step of an LLM", hint=hint)
     try:
         named_model(workload.name)
     except UsageError as error:
         raise UnsupportedError(f"no built-in model is named {clipped(workload.name)!r}", hint=hint) from error
-    if global_batch:
-        return workload.name, global_batch, facts
-    sequences, rest = divmod(facts.tokens, seq) if facts.tokens > 0 else (0.0, 1.0)
+    return workload.name, global_batch or _whole_sequences(facts.tokens, seq), facts
+
+
+def _whole_sequences(tokens: float, seq: int) -> int:
+    sequences, rest = divmod(tokens, seq) if tokens > 0 else (0.0, 1.0)
     if rest or not sequences:
         raise UsageError(
-            f"{facts.tokens:,.0f} tokens per step are not whole sequences of {seq:,} tokens",
+            f"{tokens:,.0f} tokens per step are not whole sequences of {seq:,} tokens",
             hint="give `seq` and `global_batch` of the step",
         )
-    return workload.name, int(sequences), facts
+    return int(sequences)
+
+
+def _program_model(
+    workload: Workload, seq: int, global_batch: int, precision: str, diagnostics: Diagnostics
+) -> tuple[Model, int]:
+    """Return the model whose matmuls a program of one device has, and its sequences per step.
+
+    Raises ``UnsupportedError`` for a program of several devices and for another kind of model, and
+    ``UsageError`` if the program does not determine the number of sequences.
+    """
+    from hespas.generators.llm.recognition import recognised_step
+
+    name = clipped(workload.name) or "the program"
+    if workload.num_ranks != 1:
+        raise UnsupportedError(
+            f"{name} is a program of {workload.num_ranks:,} devices: its weights may be divided already",
+            hint="capture the program for one device, or name the model: hespas plan MODEL",
+        )
+    found = recognised_step(workload.classes[0])
+    if not found.trains and not global_batch:
+        raise UsageError(f"{name} computes no gradients", hint="give `global_batch` of the training step")
+    attention, mlp = found.model.layers[0]
+    assert isinstance(attention, Attention)
+    assert isinstance(mlp, Mlp)
+    matmuls = "" if found.dtype == precision else f"; its matmuls are in {found.dtype or 'an unknown type'}"
+    mlp_text = f"{'gated ' if mlp.gated else ''}MLP of {mlp.ffn:,}"
+    diagnostics.warning(
+        "plan.recognised-model",
+        name,
+        f"recognised {len(found.model.layers):,} layers of {found.model.hidden:,}, {attention.heads:,} heads "
+        f"of {attention.head_dim:,} with {attention.kv_heads:,} key heads, {mlp_text}, "
+        f"vocabulary {found.model.vocab:,}, {found.global_batch:,} x {found.seq:,} tokens{matmuls}; "
+        "assumed RMS norms, rotary embeddings and no biases",
+    )
+    return found.model, global_batch or _whole_sequences(found.global_batch * found.seq, seq)
 
 
 def _check_facts(facts: StepFacts, step: LlmStep) -> None:

@@ -22,6 +22,7 @@ from hespas.graph import Diagnostics
 from hespas.graph.errors import FormatError, UnsupportedError, UsageError
 from hespas.hardware import StepFactor, load_device, write_device
 
+ROOT = Path(__file__).parents[2]
 _DENSE = (
     'name = "dense"\nhidden = 2048\nlayers = 8\nvocab = 32000\nheads = 16\nkv_heads = 8\nffn = 8192\n'
     "gated = true\n"
@@ -315,6 +316,35 @@ def test_clusters_are_compared(models: dict[str, str]) -> None:
     assert done.plot("pareto").name == "pareto"
 
 
+def test_a_program_determines_its_model(tmp_path: Path) -> None:
+    arguments: dict[str, Any] = {
+        "devices": 4,
+        "hardware": "H100-SXM",
+        "seq": 128,
+        "global_batch": 16,
+        "top": 3,
+        "pp": 1,
+    }
+    sink = Diagnostics()
+    program = ROOT / "fixtures" / "stablehlo" / "llama_train_1dev.mlir.gz"
+    done = hespas.plan(source=program, diagnostics=sink, **arguments)
+    sizes = "hidden = 256\nlayers = 2\nvocab = 1024\nheads = 8\nffn = 1024\n"
+    model = tmp_path / "llama.toml"
+    model.write_text(f'name = "llama"\n{sizes}', encoding="utf-8")
+    named = hespas.plan(str(model), **arguments)
+    assert [(row.settings, row.step_ns) for row in done.rows] == [
+        (row.settings, row.step_ns) for row in named.rows
+    ]
+    [finding] = [entry for entry in sink if entry.code == "plan.recognised-model"]
+    assert "2 layers of 256, 8 heads of 32 with 8 key heads, gated MLP of 1,024" in finding.message
+    with pytest.raises(UsageError, match="256 tokens per step are not whole sequences"):
+        hespas.plan(source=program, **arguments | {"seq": 4096, "global_batch": 0})
+    with pytest.raises(UnsupportedError, match="no dense decoder has exactly its matmuls"):
+        hespas.plan(source=ROOT / "fixtures" / "stablehlo" / "mlp_train.mlir", **arguments)
+    with pytest.raises(UnsupportedError, match="a program of 8 devices"):
+        hespas.plan(source=program.with_name("llama_fsdp_tp_local_N8.mlir.gz"), **arguments)
+
+
 def test_a_generated_workload_states_its_model() -> None:
     step = hespas.llm_step("llama-3-8b", tp=8, seq=4096, global_batch=8)
     workload = hespas.generate(step).workload
@@ -329,7 +359,7 @@ def test_a_generated_workload_states_its_model() -> None:
     assert done.best.step_ns == named.best.step_ns
     with pytest.raises(UsageError, match="whole sequences"):
         hespas.plan(source=workload, seq=4095, **arguments)
-    with pytest.raises(UnsupportedError, match="cannot be divided"):
+    with pytest.raises(UnsupportedError, match="a program of 8 devices"):
         hespas.plan(source=replace(workload, metadata={}), **arguments)
     with pytest.raises(UnsupportedError, match="no built-in model"):
         hespas.plan(source=replace(workload, name="mine"), **arguments)

@@ -83,7 +83,7 @@ def test_wrong_options_are_refused(options: tuple[str, ...], code: int) -> None:
     assert "try:" in done.output or "Error" in done.output  # of options that the parser refuses
 
 
-def test_a_recording_cannot_be_planned(tmp_path: Path) -> None:
+def test_a_program_without_a_decoder_cannot_be_planned(tmp_path: Path) -> None:
     program = tmp_path / "program.mlir"
     program.write_text(
         "func.func @main(%x: tensor<4xf32>) -> tensor<4xf32> {\n"
@@ -92,7 +92,7 @@ def test_a_recording_cannot_be_planned(tmp_path: Path) -> None:
     )
     done = _plan("--from", program, *_SPACE)
     assert done.exit_code == 4, done.output
-    assert "cannot be divided" in done.output
+    assert "no dense decoder has exactly its matmuls" in done.output
 
 
 def test_a_space_without_a_fitting_layout_fails() -> None:

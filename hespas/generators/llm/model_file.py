@@ -44,6 +44,7 @@ from hespas.graph.errors import FormatError, UnsupportedError, UsageError, clipp
 from hespas.hardware.typed_toml import FileKind, Text, TomlRow, read_rows, toml_error
 
 __all__ = [
+    "MOST_LAYERS",
     "PRESETS",
     "ExpressionError",
     "ModelFile",
@@ -208,7 +209,7 @@ class _PresetFile(TomlRow, frozen=True, kw_only=True):
     models: tuple[ModelFile, ...]
 
 
-_MOST_LAYERS = 2_000
+MOST_LAYERS = 2_000
 """Limit on the layers of a model: its step takes 10 s to predict; published models have up to 128 layers."""
 
 
@@ -259,8 +260,8 @@ def _faults(file: ModelFile, size: Mapping[str, int]) -> Iterator[tuple[str, str
         if size[name] < 1:
             yield name, f"expected 1 or more, got {size[name]}", f"write it as {name} = 1; {_ABOUT.example}"
     for name in ("layers", "mtp_layers"):
-        if size[name] > _MOST_LAYERS:
-            yield name, f"{size[name]:,} layers exceed the limit of {_MOST_LAYERS:,}", "fewer layers"
+        if size[name] > MOST_LAYERS:
+            yield name, f"{size[name]:,} layers exceed the limit of {MOST_LAYERS:,}", "fewer layers"
     if size["heads"] % size["kv_heads"]:
         yield (
             "kv_heads",
@@ -365,12 +366,14 @@ def model_names() -> tuple[str, ...]:
     return tuple(sorted(_presets(), key=str.casefold))
 
 
-def load_model(name_or_path: str | os.PathLike[str]) -> Model:
-    """Return the model of a name or alias, or the model in a TOML file.
+def load_model(name_or_path: str | os.PathLike[str] | Model) -> Model:
+    """Return the model of a name or alias, or the model in a TOML file. A model is returned unchanged.
 
     Text that ends in ``.toml`` or contains a path separator is a path. Raises ``UsageError`` for an unknown
     name, and ``FormatError`` for a file that does not describe a model.
     """
+    if isinstance(name_or_path, Model):
+        return name_or_path
     text = os.fspath(name_or_path)
     if text.endswith(".toml") or os.sep in text:
         path = Path(text)
