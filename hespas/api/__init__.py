@@ -23,6 +23,7 @@ __all__ = [
     "ConformanceReport",
     "Conversion",
     "ConversionAccount",
+    "DeviceEnergy",
     "EstimatorShare",
     "FactorsReport",
     "GenerationResult",
@@ -72,6 +73,7 @@ __all__ = [
     "conform",
     "conversion_document",
     "convert",
+    "device_energy",
     "devices_document",
     "dit_step",
     "dlrm_step",
@@ -170,8 +172,10 @@ if TYPE_CHECKING:
     )
     from hespas.api.estimation import (
         ClassTotals,
+        DeviceEnergy,
         EstimatorShare,
         NodeEstimates,
+        device_energy,
         estimate,
         estimate_document,
         op_class_summary,
@@ -341,8 +345,10 @@ _find = lazy_names(
     ),
     estimation=(
         "ClassTotals",
+        "DeviceEnergy",
         "EstimatorShare",
         "NodeEstimates",
+        "device_energy",
         "estimate",
         "estimate_document",
         "op_class_summary",

@@ -42,6 +42,7 @@ from hespas.graph.passes import GroupRegions, is_recorded_wait, known_sum, with_
 from hespas.graph.progress import Progress
 from hespas.graph.workload import of_own_ranks
 from hespas.hardware import StepFactor, load_device
+from hespas.hardware.prices import Prices
 from hespas.report.tables import Column, Table, Values, column_of, joined_tables, write_tables
 
 if TYPE_CHECKING:
@@ -49,9 +50,11 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ClassTotals",
+    "DeviceEnergy",
     "EstimateDocument",
     "EstimatorShare",
     "NodeEstimates",
+    "device_energy",
     "estimate",
     "estimate_document",
     "op_class_summary",
@@ -226,6 +229,29 @@ def simulated_step(done: NodeEstimates) -> Simulation | None:
         return simulate(done.workload, done.estimates, device=device, configuration=configuration)
     except (UnsupportedError, FormatError):
         return None
+
+
+class DeviceEnergy(msgspec.Struct, frozen=True, kw_only=True):
+    """Energy of one device in a step [J] with its interval, a mean over all ranks; ``source`` names the power
+    that it rests on.
+    """
+
+    energy_j: Figure
+    low_j: Figure
+    high_j: Figure
+    source: str
+
+
+def device_energy(step: Simulation, hardware: str) -> DeviceEnergy | None:
+    """Return the energy of one device in a simulated step, as :func:`hespas.api.plan` computes it without a
+    price file; None if the design power of the device is unknown.
+    """
+    device = load_device(hardware)
+    terms = Prices(rows={}).of_device(device)
+    if isnan(terms.tdp_w):
+        return None
+    low_j, energy_j, high_j = terms.power.energy_j(terms.tdp_w, *step.device_times().by_power_ns)
+    return DeviceEnergy(energy_j=energy_j, low_j=low_j, high_j=high_j, source=terms.power_source)
 
 
 def _estimates_of_regions(
@@ -421,7 +447,8 @@ class _EstimatedClass(msgspec.Struct, frozen=True, kw_only=True):
 
 class EstimateDocument(Document, frozen=True, kw_only=True):
     """JSON document of ``hespas estimate --json``. ``step_ns`` includes the step factor of the device file,
-    if there is one; ``operations_ns`` is the time without it.
+    if there is one; ``operations_ns`` is the time without it. ``energy`` is of one device in the simulated
+    step (null: unknown design power).
     """
 
     schema: Literal["hespas.estimate/1"] = "hespas.estimate/1"
@@ -439,6 +466,7 @@ class EstimateDocument(Document, frozen=True, kw_only=True):
     mfu: Figure
     mfu_peak_dtype: str
     tokens_per_s: Figure
+    energy: DeviceEnergy | None
     rank_classes: list[_EstimatedClass]
 
 
@@ -481,5 +509,6 @@ def estimate_document(done: NodeEstimates, step: Simulation | None) -> msgspec.S
         mfu=rates.mfu,
         mfu_peak_dtype=rates.peak_dtype,
         tokens_per_s=rates.tokens_per_s,
+        energy=device_energy(step, done.hardware) if step else None,
         rank_classes=classes,
     )

@@ -33,16 +33,15 @@ from hespas.generators.llm.settings import Recompute
 from hespas.generators.llm.space import Candidate
 from hespas.generators.llm.step import LlmStep, frees_weights, training_facts, weight_shares
 from hespas.generators.llm.weights import RankWeights, weights_of_layer, weights_of_rest
-from hespas.graph import CollectiveKind, NodeKind, OpClass, Resource, Workload
+from hespas.graph import CollectiveKind, NodeKind, Resource, Workload
 from hespas.graph.builder import GraphBuilder
 from hespas.graph.groups import GroupSet
 from hespas.hardware import Device
 from hespas.simulator import JobScheduler
+from hespas.simulator.results import MATMULS
 
-__all__ = ["MATMULS", "Bound", "LayerTimes", "LayoutBounds", "SharedCosts"]
+__all__ = ["Bound", "LayerTimes", "LayoutBounds", "SharedCosts"]
 
-MATMULS = (int(OpClass.CONTRACTION), int(OpClass.ATTENTION))
-"""Operation classes whose kernels are bound by arithmetic."""
 _REPEATS = 3
 """Layers of each kind in the simulated step: the middle one follows and precedes a layer of its kind."""
 _TOLERANCE = 0.995

@@ -8,10 +8,8 @@ from heapq import heapify, heappop, heappush
 from math import inf
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-import numpy as np
-
 from hespas.api.lowering import STEP_ESTIMATOR
-from hespas.api.plan_bounds import MATMULS, Bound, LayoutBounds
+from hespas.api.plan_bounds import Bound, LayoutBounds
 from hespas.api.plan_result import PlanProof, PlanRow
 from hespas.api.simulation_job import StepJob
 from hespas.generators.llm.space import Candidate, LayoutSpace
@@ -248,22 +246,10 @@ class LayoutSearch:
         """Return the figures of a simulated layout. Times of parts are means over all ranks. ``reason`` is
         the cause of a step that is only a lower bound.
         """
-        line = done.timeline
-        compute_ns = float(np.nanmean(line.resource_ns("compute"))) * done.correction
-        exposed_ns = float(np.nanmean(line.exposed_comm_ns)) * done.correction
-        shares = np.bincount(line.shown_by[line.shown_by >= 0], minlength=len(line.shown_by))
-        matmul_ns = 0.0
-        for number, graph in enumerate(done.workload.classes):
-            mine = (line.node >= 0) & (done.workload.rank_class[line.rank] == number)
-            mine &= line.resource == line.resources.index("compute")
-            mine[mine] = np.isin(graph.op_class[line.node[mine]], MATMULS)
-            matmul_ns += float(((line.end_ns - line.start_ns) * line.trips * shares[line.rank])[mine].sum())
-        matmul_ns = min(matmul_ns * done.correction / max(int(shares.sum()), 1), compute_ns)
-        busy_ns = compute_ns - matmul_ns + exposed_ns
-        idle_ns = max(done.step_ns - compute_ns - exposed_ns, 0.0)
+        times = done.device_times()
         low_j, energy_j, high_j = (
             machine.devices * energy
-            for energy in machine.terms.power.energy_j(machine.terms.tdp_w, matmul_ns, busy_ns, idle_ns)
+            for energy in machine.terms.power.energy_j(machine.terms.tdp_w, *times.by_power_ns)
         )
         return PlanRow(
             settings=candidate.by_name(),
@@ -278,9 +264,9 @@ class LayoutSearch:
             peak_memory_bytes=account.peak_memory_bytes,
             device_memory_bytes=account.device_memory_bytes,
             hardware_flops_ratio=account.hardware_flops_per_step / account.model_flops_per_step,
-            compute_ns=compute_ns,
-            exposed_comm_ns=exposed_ns,
-            bubble_ns=idle_ns,
+            compute_ns=times.compute_ns,
+            exposed_comm_ns=times.exposed_comm_ns,
+            bubble_ns=times.idle_ns,
             basis=done.basis_text,
             is_lower_bound=done.is_lower_bound,
             lower_bound_reason=reason if done.is_lower_bound else "",

@@ -132,6 +132,10 @@ def _estimate_program(call: Call, out: Path | None, model_explorer: Path | None)
     report_diagnostics(call.diagnostics, call["source"])
     if step is not None:
         emit((*step_lines(step, done.hardware), *mixed_lines(step)))
+        energy = None if done.costs else api.device_energy(step, done.hardware)
+        if energy is not None:
+            interval = f"{energy_text(energy.low_j)} to {energy_text(energy.high_j)}"
+            emit(f"energy: {energy_text(energy.energy_j)} per device ({interval}); {energy.source}")
     for index, (graph, estimated) in enumerate(zip(done.workload.classes, done.estimates, strict=True)):
         ranks = int((done.workload.rank_class == index).sum())
         rows = api.op_class_summary(graph, estimated)
@@ -168,8 +172,8 @@ def _estimate_program(call: Call, out: Path | None, model_explorer: Path | None)
             *columns("count", "unknown", unknown=""),
         )
         emit(table_from_rows(header, lines).to_text())
-        for energy in done.energies[index : index + 1]:
-            _print_energy(energy)
+        for class_energy in done.energies[index : index + 1]:
+            _print_class_energy(class_energy)
     if node_data:
         others = (
             (node_data.fused, "fused into these"),
@@ -183,23 +187,13 @@ def _estimate_program(call: Call, out: Path | None, model_explorer: Path | None)
         )
 
 
-def _print_energy(energy: StepEnergy) -> None:
-    """Print the energy of a step: by part of the device, or else a lower bound and the energy at the power
-    limit.
-    """
-    figures: list[str] = []
+def _print_class_energy(energy: StepEnergy) -> None:
+    """Print the energy of the operations of a rank class: by part of the device, or else a lower bound."""
     if energy.parts:
         if not isnan(energy.array_cycles):
             used = f"{energy.array_utilization:.1%} of the multipliers used"
             emit(f"array: {energy.array_cycles:,.0f} cycles per step, {used}")
-        figures.append(f"{energy_text(energy.at_least_j)} per rank and step, without leakage")
-    elif not isnan(energy.at_least_j):
-        figures.append(f"{energy_text(energy.at_least_j)} or more (arithmetic and main memory)")
-    if not isnan(energy.at_tdp_j):
-        figures.append(f"{energy_text(energy.at_tdp_j)} at {energy.tdp_w:g} W")
-    if figures:
-        emit(f"energy: {', '.join(figures)}")
-    if energy.parts:
+        emit(f"energy: {energy_text(energy.at_least_j)} per rank and step, without leakage")
         header = (
             *columns("text", "part", write=lambda part: part.replace("_", " ")),
             *columns("number", "energy", write=energy_text),
@@ -211,6 +205,8 @@ def _print_energy(energy: StepEnergy) -> None:
             if row.energy_j
         ]
         emit(table_from_rows(header, lines).to_text())
+    elif not isnan(energy.at_least_j):
+        emit(f"energy of arithmetic and main memory: {energy_text(energy.at_least_j)} per rank and step")
 
 
 def _at_least(total_ns: float, unknown: float) -> str:

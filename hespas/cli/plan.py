@@ -14,7 +14,7 @@ from hespas.cli.terminal import emit, percent, report_diagnostics
 from hespas.graph.errors import CheckFailedError
 from hespas.graph.hints import OUTPUT, Option
 from hespas.report.tables import Column, column_of, table_from_rows
-from hespas.report.texts import bytes_text, time_text
+from hespas.report.texts import bytes_text, energy_text, time_text
 
 __all__ = ["plan"]
 
@@ -80,7 +80,7 @@ def plan(call: Call, *, out: _Out = None) -> None:
             if priced
             else []
         ),
-        Column("energy_kj", "energy kJ", "number", write="{:,.1f}".format),
+        Column("energy_j", "energy", "number", write=energy_text),
         Column("loses_by", "loses by"),
     ]
     rows = [
@@ -93,7 +93,7 @@ def plan(call: Call, *, out: _Out = None) -> None:
             row.exposed_comm_ns,
             row.bubble_ns,
             *([row.price_per_million_tokens] if priced else []),
-            row.energy_j / 1e3,
+            row.energy_j,
             done.reason(row),
         )
         for row in shown

@@ -329,7 +329,8 @@ class StepEnergy:
     """Energy of one step on one rank [J]; NaN if unknown.
 
     ``at_least_j`` is a lower bound: the energy of the components for which the device file has figures.
-    ``at_tdp_j`` is the step time multiplied by the thermal design power of the board, ``tdp_w`` [W].
+    ``at_tdp_j`` is the time of all operations in sequence, multiplied by the thermal design power of the
+    board, ``tdp_w`` [W]. It is an upper bound.
 
     Estimators that model energy give ``parts``, whose sum is ``at_least_j``, and the ``array_cycles`` of
     matrix products with the ``array_utilization`` (0..1) over these cycles.
@@ -347,8 +348,8 @@ class StepEnergy:
 def step_energy(
     graph: OpGraph, device: Device, duration_ns: float, costs: OperationCosts | None = None
 ) -> StepEnergy:
-    """Return the energy of one step that takes ``duration_ns``, by the ``costs`` of its operations or else by
-    the figures of the device file. O(nodes).
+    """Return the energy of one step whose operations take ``duration_ns`` in sequence, by the ``costs`` of
+    its operations or else by the figures of the device file. O(nodes).
     """
     tdp_j = tdp_energy_j(device, duration_ns)
     if costs is None:

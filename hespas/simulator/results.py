@@ -16,6 +16,7 @@ from hespas.estimators.step_intervals import basis_text
 from hespas.graph import (
     WAITS,
     Diagnostics,
+    OpClass,
     OpGraph,
     RaggedArray,
     StepFacts,
@@ -49,8 +50,10 @@ from hespas.simulator.streams import (
 )
 
 __all__ = [
+    "MATMULS",
     "ClassResult",
     "CriticalPath",
+    "DeviceTimes",
     "JobColumns",
     "RepresentedClass",
     "ScheduledRank",
@@ -199,6 +202,26 @@ class ClassResult:
     interference_ns: float = 0.0
 
 
+MATMULS = (int(OpClass.CONTRACTION), int(OpClass.CONVOLUTION), int(OpClass.ATTENTION))
+"""Operation classes that keep the matrix units of a device busy."""
+
+
+class DeviceTimes(NamedTuple):
+    """Times of a device in a step by kind of work [ns], means over all simulated ranks. ``matmul_ns`` is part
+    of ``compute_ns``. The sum of the other times is the time of the step.
+    """
+
+    compute_ns: float
+    matmul_ns: float
+    exposed_comm_ns: float
+    idle_ns: float
+
+    @property
+    def by_power_ns(self) -> tuple[float, float, float]:
+        """Return the times in matmuls, in other kernels and exposed communication, and in waits."""
+        return self.matmul_ns, self.compute_ns - self.matmul_ns + self.exposed_comm_ns, self.idle_ns
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Simulation:
     """Result of a simulation: the timeline of all ranks, and a summary of each rank class of ``workload``, in
@@ -253,6 +276,23 @@ class Simulation:
     def mixes_recorded_and_estimated(self) -> bool:
         """Return True if some times were recorded, on any device, and others are estimates."""
         return any(result.kept for result in self.classes)
+
+    def device_times(self) -> DeviceTimes:
+        """Return the times of a device by kind of work, with the correction of the step. O(spans)."""
+        line = self.timeline
+        compute_ns = float(np.nanmean(line.resource_ns("compute"))) * self.correction
+        exposed_ns = float(np.nanmean(line.exposed_comm_ns)) * self.correction
+        represented = np.bincount(line.shown_by[line.shown_by >= 0], minlength=len(line.shown_by))
+        matmul_ns = 0.0
+        for number, graph in enumerate(self.workload.classes):
+            spans = (line.node >= 0) & (self.workload.rank_class[line.rank] == number)
+            spans &= line.resource == line.resources.index("compute")
+            spans[spans] = np.isin(graph.op_class[line.node[spans]], MATMULS)
+            durations_ns = (line.end_ns - line.start_ns) * line.trips * represented[line.rank]
+            matmul_ns += float(durations_ns[spans].sum())
+        matmul_ns = min(matmul_ns * self.correction / max(int(represented.sum()), 1), compute_ns)
+        idle_ns = max(self.step_ns - compute_ns - exposed_ns, 0.0)
+        return DeviceTimes(compute_ns, matmul_ns, exposed_ns, idle_ns)
 
     @property
     def low_ns(self) -> float:

@@ -13,6 +13,7 @@ import pytest
 from msgspec import structs
 
 import hespas
+from hespas.api import device_energy
 from hespas.api.plan_bounds import LayoutBounds
 from hespas.api.simulation_job import StepJob
 from hespas.api.systems import sized_for
@@ -45,11 +46,20 @@ def _step(model: str, batch: int, **settings: Any) -> LlmStep:
     return step
 
 
-def _figures(model: str, batch: int, settings: dict[str, Any], system: str) -> tuple[float, float, float]:
-    """Return the step time, the peak memory and the memory of the device of ``hespas generate``."""
+def _figures(
+    model: str, batch: int, settings: dict[str, Any], system: str
+) -> tuple[float, float, float, float]:
+    """Return the step time, the peak memory, the device memory and the energy of ``hespas generate``."""
     done = hespas.generate(_step(model, batch, **settings), hardware="H100-SXM", system=system)
     assert done.step is not None
-    return done.step.step_ns, done.account.peak_memory_bytes, done.account.device_memory_bytes
+    energy = device_energy(done.step, "H100-SXM")
+    assert energy is not None
+    return (
+        done.step.step_ns,
+        done.account.peak_memory_bytes,
+        done.account.device_memory_bytes,
+        energy.energy_j,
+    )
 
 
 @pytest.mark.parametrize(("name", "devices", "batch"), [("dense", 16, 16), ("experts", 16, 32)])
@@ -71,7 +81,10 @@ def test_rows_are_figures_of_generated_steps(
     )
     assert len(done.rows) >= 4
     for row in done.rows[:4]:
-        step_ns, memory_bytes, device_memory_bytes = _figures(models[name], batch, row.settings, "dgx-h100")
+        step_ns, memory_bytes, device_memory_bytes, energy_j = _figures(
+            models[name], batch, row.settings, "dgx-h100"
+        )
+        assert row.energy_j == pytest.approx(devices * energy_j, rel=1e-9)
         assert row.step_ns == pytest.approx(step_ns, rel=1e-9)
         assert row.peak_memory_bytes == memory_bytes
         assert row.device_memory_bytes == device_memory_bytes > memory_bytes
