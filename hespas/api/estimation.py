@@ -244,11 +244,11 @@ class DeviceEnergy(msgspec.Struct, frozen=True, kw_only=True):
 
 def device_energy(step: Simulation, hardware: str) -> DeviceEnergy | None:
     """Return the energy of one device in a simulated step, as :func:`hespas.api.plan` computes it without a
-    price file; None if the design power of the device is unknown.
+    price file; None if the design power of the device or all times are unknown.
     """
     device = load_device(hardware)
     terms = Prices(rows={}).of_device(device)
-    if isnan(terms.tdp_w):
+    if isnan(terms.tdp_w) or (step.is_lower_bound and not step.step_ns):
         return None
     low_j, energy_j, high_j = terms.power.energy_j(terms.tdp_w, *step.device_times().by_power_ns)
     return DeviceEnergy(energy_j=energy_j, low_j=low_j, high_j=high_j, source=terms.power_source)

@@ -260,7 +260,8 @@ def plan(
         raise UsageError("give a model or `source`, not both", hint="leave one of them out")
     if not model and source is None:
         raise UsageError("a model or `source` is required", hint="name a model: hespas generate llm --list")
-    chosen, facts = model, None
+    chosen: str | Model = model
+    facts: StepFacts | None = None
     if source is not None:
         chosen, global_batch, facts = _source_model(source, seq, global_batch, precision, sink)
     if "microbatches" in overlap.split(","):

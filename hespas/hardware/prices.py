@@ -60,7 +60,7 @@ class PowerShares(TomlRow, frozen=True, kw_only=True):
 
 
 ASSUMED_POWER = PowerShares(
-    source="assumption: 90 % of the TDP in matmuls and attention, 65 % in other kernels, 30 % in waits"
+    source="assumed 90 % in matmuls and attention, 65 % in other kernels, 30 % in waits"
 )
 """Shares for devices without own ones."""
 
