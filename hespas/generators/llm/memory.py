@@ -330,6 +330,11 @@ class _StageAccount:
         layers = tuple(layer for chunk in self._layers for layer in chunk)
         return RankState(self.rank, layers, self.stage == 0, self.stage == self.rank.layout.pp - 1)
 
+    @property
+    def _accumulates(self) -> bool:
+        """True if gradients are summed over several micro-batches."""
+        return micro_batches(self.rank.layout, self.rank.training) > 1
+
     def _has_head(self, chunk: int) -> bool:
         return self._state.last and chunk == len(self.chunks) - 1
 
@@ -400,20 +405,22 @@ class _StageAccount:
         """Return the bytes of gathered weights that exist while the layer at ``position`` of ``chunk`` runs.
 
         With ZeRO-3 these are the weights outside of layers (except in XLA), the weights of the layer, and the
-        weights of the next layer if they are gathered in advance. In the backward pass the gradients of the
-        layer are added. With ZeRO-2 these are all weights, except in Megatron-Core, and also if weights are
-        kept gathered during the step. With other levels there are none.
+        weights of the next layer if they are gathered in advance. With ZeRO-2 these are all weights, except
+        in Megatron-Core, and also if weights are kept gathered during the step. With other levels there are
+        none. In the backward pass the gradients of the layer are added.
         """
         state, training, zero = self._state, self.rank.training, self.rank.layout.zero
         layers = self._layers[chunk]
+        gathered: list[Layer | None]
         if (zero == 2 and state.in_torch) or self.rank.keeps_weights:
-            return {"gathered weights": sum(state.gathered(layer) for layer in (None, *state.layers))}
-        if zero != 3:
+            gathered = [None, *state.layers]
+        elif zero == 3:
+            gathered = [layers[position]] if state.in_xla else [None, layers[position]]
+            ahead = position - 1 if backward else position + 1
+            if training.overlap.parameters and not state.in_xla and 0 <= ahead < len(layers):
+                gathered.append(layers[ahead])
+        else:
             return {}
-        gathered: list[Layer | None] = [layers[position]] if state.in_xla else [None, layers[position]]
-        ahead = position - 1 if backward else position + 1
-        if training.overlap.parameters and not state.in_xla and 0 <= ahead < len(layers):
-            gathered.append(layers[ahead])
         parts = {"gathered weights": sum(state.gathered(layer) for layer in gathered)}
         if backward:
             outside = self._has_head(chunk) and not state.in_xla
@@ -430,22 +437,37 @@ class _StageAccount:
             yield _MemoryMoment("forward pass of a layer", total(before, gathered, work))
 
     def _backward(self, chunk: int) -> Iterator[_MemoryMoment]:
+        """Yield the moments of a backward pass.
+
+        PyTorch's FSDP in a pipeline saves the whole gradients of each layer until the end of the last
+        backward pass. If this pass is the only one, they are part of the moments.
+        """
         layers, saved = self._layers[chunk], self._saved[chunk]
         if self._has_head(chunk):
             yield from self._backward_of_head(chunk)
         before = total(*saved)
+        collects = self.rank.keeps_weights and not self._accumulates
+        finished = 0
         for position in reversed(range(len(layers))):
             before = {name: size - saved[position].get(name, 0) for name, size in before.items()}
             layer = layers[position]
             current = max(saved[position], whole_of_layer(self.rank, layer), key=_sum)
             work = {"working space": work_of_layer(self.rank, layer).backward}
-            parts = total(before, current, work, self._gathered(chunk, position, backward=True))
+            gradients = {"gradients": storage(finished, self.rank.gradient)}
+            parts = total(before, current, work, self._gathered(chunk, position, backward=True), gradients)
             yield _MemoryMoment("backward pass of a layer", parts)
+            finished += self._state.trained(layer) if collects else 0
             if self.chunks[chunk][position] >= len(self.rank.model.layers) and self._state.rest.dense:
                 embedding = self._embedding()
-                yield embedding._replace(parts=total(before, embedding.parts))
+                yield embedding._replace(parts=total(before, embedding.parts, gradients))
+        gradients = {"gradients": storage(finished, self.rank.gradient)}
         if self._state.first and chunk == 0 and self._state.rest.dense:
-            yield self._embedding()
+            embedding = self._embedding()
+            yield embedding._replace(parts=total(embedding.parts, gradients))
+        if collects:
+            gathered = self._gathered(chunk, 0, backward=False)
+            parts = total(gathered, {"gradients": self._state.gradients})
+            yield _MemoryMoment("reduction of gradients", parts)
 
     def _backward_of_head(self, chunk: int) -> Iterator[_MemoryMoment]:
         layers = self._layers[chunk]
@@ -471,6 +493,8 @@ class _StageAccount:
         if state.in_torch and state.shards_weights:
             rest = state.trained(None)
             parts["gradients before they are reduced"] = storage(rest, rank.precision.compute)
+            if rank.keeps_weights:
+                return _MemoryMoment("gradient of the embedding", parts | self._gathered(0, 0, backward=False))
             parts["gradients before they are reduced"] += storage(rest, rank.gradient)
             parts["gathered weights"] = state.gathered(None)
         return _MemoryMoment("gradient of the embedding", parts)
@@ -479,11 +503,10 @@ class _StageAccount:
         """Return the memory that does not depend on the running pass; with ``step``, the memory during the
         optimizer step.
         """
-        layout, rank = self.rank.layout, self.rank
-        parts = self._state.fixed()
-        accumulates = micro_batches(layout, rank.training) > 1
-        has_gradients = step or accumulates or not self._state.in_torch
-        parts["gradients"] = self._state.gradients if has_gradients else 0
+        layout, rank, state = self.rank.layout, self.rank, self._state
+        parts = state.fixed()
+        in_passes = state.gradients if self._accumulates or not state.in_torch else 0
+        parts["gradients"] = state.reduced_gradients if step else in_passes
         buffers = self._whole_stream if layout.has_sequence_parallel else 0
         buffers += self._stream if layout.pp > 1 else 0
         parts["communication buffers"] = buffers
@@ -533,7 +556,8 @@ class _StageAccount:
             for chunk, count in in_flight.items()
         ]
         parts = total(fixed, *passes, moment.parts)
-        in_passes = _sum(parts) + (0 if fixed["gradients"] else self._state.reduced_gradients)
+        has_gradients = fixed["gradients"] or self.rank.keeps_weights
+        in_passes = _sum(parts) + (0 if has_gradients else self._state.reduced_gradients)
         step = self._fixed(step=True)
         name = moment.name
         if sum(step.values()) > sum(parts.values()):
