@@ -494,9 +494,10 @@ class _StageAccount:
             rest = state.trained(None)
             parts["gradients before they are reduced"] = storage(rest, rank.precision.compute)
             if rank.keeps_weights:
-                return _MemoryMoment("gradient of the embedding", parts | self._gathered(0, 0, backward=False))
-            parts["gradients before they are reduced"] += storage(rest, rank.gradient)
-            parts["gathered weights"] = state.gathered(None)
+                parts |= self._gathered(0, 0, backward=False)
+            else:
+                parts["gradients before they are reduced"] += storage(rest, rank.gradient)
+                parts["gathered weights"] = state.gathered(None)
         return _MemoryMoment("gradient of the embedding", parts)
 
     def _fixed(self, *, step: bool = False) -> Parts:
