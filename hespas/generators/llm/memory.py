@@ -16,7 +16,7 @@ memory in addition. Three figures include each other:
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
@@ -39,7 +39,7 @@ from hespas.generators.llm.weights import RankWeights, weights_of_layer, weights
 from hespas.generators.spec import Filling, fillings
 from hespas.graph.columns import dtype
 
-__all__ = ["RankState", "StageMemory", "memory_of"]
+__all__ = ["RankState", "StageMemory", "memory_of", "outside_memory"]
 
 _WORKSPACE_BYTES = 32 * 2**20
 """Workspace of a matrix library per stream: the size that the cuBLAS manual recommends for Hopper
@@ -308,6 +308,15 @@ def memory_of(model: Model, layout: Layout, training: Training) -> tuple[StageMe
     rank = ModelRank(model, layout, training)
     stages = layers_of_stages(model, layout)
     return tuple(_StageAccount(rank, stage, chunks).memory() for stage, chunks in enumerate(stages))
+
+
+def outside_memory(groups: Iterable[int], peers: int) -> Parts:
+    """Return the bytes of the context of a GPU and of the buffers of the communication library. A rank is in
+    a communicator for each size in ``groups`` (1: none), and exchanges messages with ``peers`` ranks.
+    """
+    buffers = sum(_PAIR_BYTES if size == 2 else _GROUP_BYTES for size in groups if size > 1)
+    buffers += min(peers, _MOST_PEERS) * _PEER_BYTES
+    return {"GPU context": _CONTEXT_BYTES, "communication library": buffers}
 
 
 @dataclass(frozen=True)
@@ -592,8 +601,7 @@ class _StageAccount:
         }
 
     def _outside(self) -> Parts:
-        """Return the bytes of the context of the GPU and of the communication library. Empty for XLA
-        (MaxText), which runs on TPUs too.
+        """Return the bytes that other libraries allocate. Empty for XLA (MaxText), which runs on TPUs too.
 
         Frameworks make a communicator for each of the groups of tensor-, context-, data- and
         expert-parallel ranks, of the stages, and of all ranks.
@@ -605,15 +613,12 @@ class _StageAccount:
         copies = layout.edp if layout.ep > 1 or layout.etp > 1 else 1
         everyone = layout.ranks if layout.ranks > layout.replicas else 1
         groups = (layout.tp, layout.cp if gathers_keys else 1, layout.replicas, layout.pp, layout.etp, copies)
-        sizes = [size for size in (*groups, everyone) if size > 1]
         peers = layout.ep - 1
         if layout.ring_attention:
             peers += min(layout.cp - 1, 2)
         elif layout.context_all_to_all:
             peers += layout.cp - 1
-        buffers = sum(_PAIR_BYTES if size == 2 else _GROUP_BYTES for size in sizes)
-        buffers += min(peers, _MOST_PEERS) * _PEER_BYTES
-        return {"GPU context": _CONTEXT_BYTES, "communication library": buffers}
+        return outside_memory((*groups, everyone), peers)
 
 
 def _sum(parts: Mapping[str, int]) -> int:
