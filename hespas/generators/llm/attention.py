@@ -338,8 +338,8 @@ def context_buffers(
     backward pass, in addition to the queries, keys, values and results of their own tokens and the gradients
     of these.
 
-    Gathered keys and values are those of the whole sequence. In a ring, a rank has the keys and values in use
-    and those that it receives next. The exchange of tokens for heads has a result of the size of its operand.
+    Keys and values are gathered for the whole sequence. In a ring, a rank has the keys and values in use, and
+    receives the next ones. The exchange of tokens for heads has a result of the size of its operand.
     The backward pass adds gradients of keys and values: of the whole sequence if they are reduced afterwards,
     and received ones otherwise. PyTorch has the keys that it sends in one tensor, and sums in 32 bits:
     results in the forward pass; gradients of queries, and the summed, sent and received gradients of keys in

@@ -33,8 +33,8 @@ class ServingLoad:
     data-parallel rank.
 
     A forward pass processes ``pass_tokens`` tokens in total (0: one token per sequence). ``kv_format`` is the
-    element type of the KV cache, ``page_tokens`` the number of tokens per cache page. ``fused``: kernels are
-    those of a serving library, as in a fused :class:`hespas.generators.llm.serving.ServingStep`.
+    element type of the KV cache, ``page_tokens`` the number of tokens per cache page. ``fused``: a serving
+    library has the kernels, as in a fused :class:`hespas.generators.llm.serving.ServingStep`.
     """
 
     batch: int
@@ -85,9 +85,9 @@ class ServingMemory:
 def serving_memory(model: Model, layout: Layout, serving: ServingLoad) -> tuple[ServingMemory, ...]:
     """Return the memory of a rank of every stage.
 
-    Communicators are those of the collectives in a step. With kernels of a serving library, these are of
-    tensor-parallel ranks, and of all ranks if several replicas share experts; many expert-parallel ranks send
-    tokens to each other. Otherwise experts have groups as in training.
+    The collectives of a step determine the communicators. With kernels of a serving library, tensor-parallel
+    ranks have one, and all ranks if several replicas share experts; many expert-parallel ranks send tokens to
+    each other. Otherwise experts have groups as in training.
     """
     unsharded = replace(layout, zero=0, sequence_parallel=False)
     served = replace(model, mtp_layers=0)  # serving does not run layers of multi-token prediction
