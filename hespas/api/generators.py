@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ExpertCapacity",
     "ExpertImbalance",
+    "GradientPrecision",
     "SequenceLength",
     "StepFramework",
     "StepLaunch",
@@ -125,7 +126,7 @@ StepPrecision = Annotated[
         panel=_STEP,
     ),
 ]
-_GradientPrecision = Annotated[
+GradientPrecision = Annotated[
     Literal["f32", "16bit"],
     Option("Accumulate and reduce gradients in f32, or in the 16-bit format of activations.", panel=_STEP),
 ]
@@ -228,7 +229,7 @@ def llm_step(
     global_batch: _GlobalBatch = 0,
     micro_batch: _MicroBatch = 1,
     precision: StepPrecision = "bf16",
-    gradient_precision: _GradientPrecision = "f32",
+    gradient_precision: GradientPrecision = "f32",
     recompute: _Recompute = "none",
     offload: _Offload = "",
     schedule: _Schedule = "1f1b",

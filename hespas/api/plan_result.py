@@ -301,11 +301,11 @@ class PlanResult(Result):
         priced = len(clusters) > 1 and all(isfinite(row.price_per_million_tokens) for row in self.rows)
 
         def cost(row: PlanRow) -> float:
-            return row.price_per_million_tokens if priced else row.peak_memory_bytes
+            return row.price_per_million_tokens if priced else row.device_memory_bytes
 
         figures = [(cost(row), row.step_ns) for row in self.rows]
         frontier = [self.rows[index] for index in pareto_rows(figures)]
-        what = "price" if priced else "peak memory"
+        what = "price" if priced else "device memory"
         return Plot(
             name="pareto",
             title=f"Step over the {what}",

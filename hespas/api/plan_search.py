@@ -115,7 +115,7 @@ class LayoutSearch:
         order = sorted(
             range(len(self.rows)),
             key=lambda row: (
-                self.rows[row].is_lower_bound, self.values[row], self.rows[row].peak_memory_bytes
+                self.rows[row].is_lower_bound, self.values[row], self.rows[row].device_memory_bytes
             ),
         )  # fmt: skip
         if order:

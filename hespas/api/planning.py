@@ -12,6 +12,7 @@ from hespas.api.arguments import checked, hardware_option
 from hespas.api.generators import (
     ExpertCapacity,
     ExpertImbalance,
+    GradientPrecision,
     SequenceLength,
     StepFramework,
     StepLaunch,
@@ -206,6 +207,7 @@ def plan(
     seq: SequenceLength = 4096,
     global_batch: _GlobalBatch = 0,
     precision: StepPrecision = "bf16",
+    gradient_precision: GradientPrecision = "f32",
     framework: StepFramework = "megatron",
     launch: StepLaunch = "kernels",
     overlap: StepOverlap = "gradients,parameters,tensor_backward,pipeline,context",
@@ -273,7 +275,7 @@ def plan(
         raise UsageError("`global_batch` is required", hint="`global_batch=256`")
     step = llm_step(
         chosen, seq=seq, global_batch=global_batch, precision=precision, framework=framework, launch=launch,
-        capacity=capacity, imbalance=imbalance, overlap=overlap,
+        gradient_precision=gradient_precision, capacity=capacity, imbalance=imbalance, overlap=overlap,
     )  # fmt: skip
     assert isinstance(step, LlmStep)
     if facts is not None:

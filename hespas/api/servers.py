@@ -405,13 +405,15 @@ class Server:
                 f"the memory size of {device.name} is unknown",
                 hint="state `kv_cache_tokens`, or capacity_bytes in the device file",
             )
-        memory = device.main_memory.capacity_bytes * self.gpu_memory_utilization
         sequences = min(policy.sequences, policy.tokens)
         draft = self.draft_step()
         if draft is not None and self.draft == "layer":  # it shares the embedding and the head
             step, draft = with_draft_layer(step), None
-        tokens = cached_tokens(step, memory, tokens=policy.tokens, sequences=sequences, draft=draft)
+        tokens = cached_tokens(
+            step, device, self.gpu_memory_utilization, tokens=policy.tokens, sequences=sequences, draft=draft
+        )
         if tokens < 1:
+            memory = device.main_memory.capacity_bytes * self.gpu_memory_utilization
             models = step.model.name if draft is None else f"{step.model.name} and {draft.model.name}"
             raise UnsupportedError(
                 f"the weights of {models} leave no memory for a KV cache in {memory / 1e9:,.0f} GB",

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Mapping
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from msgspec import structs
@@ -18,10 +19,12 @@ from hespas.api.plan_bounds import LayoutBounds
 from hespas.api.simulation_job import StepJob
 from hespas.api.systems import sized_for
 from hespas.generators.llm import LlmStep
+from hespas.generators.llm.model import model_parameters
 from hespas.generators.llm.space import Candidate, LayoutSpace
 from hespas.graph import Diagnostics
 from hespas.graph.errors import FormatError, UnsupportedError, UsageError
 from hespas.hardware import StepFactor, load_device, write_device
+from hespas.report.charts import Plot
 
 ROOT = Path(__file__).parents[2]
 _DENSE = (
@@ -47,7 +50,7 @@ def _step(model: str, batch: int, **settings: Any) -> LlmStep:
 
 
 def _figures(
-    model: str, batch: int, settings: dict[str, Any], system: str
+    model: str, batch: int, settings: Mapping[str, Any], system: str
 ) -> tuple[float, float, float, float]:
     """Return the step time, the peak memory, the device memory and the energy of ``hespas generate``."""
     done = hespas.generate(_step(model, batch, **settings), hardware="H100-SXM", system=system)
@@ -90,6 +93,59 @@ def test_rows_are_figures_of_generated_steps(
         assert row.device_memory_bytes == device_memory_bytes > memory_bytes
         parts_ns = row.compute_ns + row.exposed_comm_ns + row.bubble_ns
         assert parts_ns == pytest.approx(row.step_ns, rel=0.01)
+
+
+_ODD_SPACES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+    ("dense", {"framework": "megatron", "gradient_precision": "16bit"},
+     {"tp": 1, "pp": 2, "cp": 2, "zero": (1, 3), "recompute": "core_attn", "offload": ("none", "block")}),
+    ("dense", {"framework": "torchtitan", "gradient_precision": "16bit"},
+     {"tp": (1, 2), "pp": 1, "cp": 2, "zero": (2, 3), "recompute": "full", "offload": "none"}),
+    ("dense", {"framework": "torchtitan"},
+     {"tp": 1, "pp": 2, "cp": 2, "zero": 3, "recompute": ("none", "full"), "offload": "optimizer"}),
+    ("experts", {"framework": "megatron", "gradient_precision": "16bit"},
+     {"tp": 1, "pp": 1, "cp": 2, "ep": (2, 4), "etp": 1, "zero": (1, 3), "recompute": "none",
+      "offload": ("none", "optimizer")}),
+    ("experts", {"framework": "torchtitan", "gradient_precision": "16bit"},
+     {"tp": 2, "pp": 2, "cp": 1, "ep": 2, "etp": (1, 2), "zero": (0, 3), "recompute": "none",
+      "offload": "core_attn"}),
+    ("experts", {"framework": "maxtext"},
+     {"tp": 1, "pp": 1, "cp": 2, "ep": 2, "etp": 1, "zero": (2, 3), "recompute": ("none", "moe"),
+      "offload": "none"}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("number", range(len(_ODD_SPACES)))
+def test_every_row_of_a_small_space_is_a_generated_step(models: dict[str, str], number: int) -> None:
+    name, shared, axes = _ODD_SPACES[number]
+    done = hespas.plan(
+        models[name], devices=8, hardware="H100-SXM", system="dgx-h100", seq=_SEQ, global_batch=16,
+        micro_batch=2, schedule="1f1b", vp=1, top=8, margin=0, **shared, **axes,
+    )  # fmt: skip
+    assert done.proof.layouts == len(done.rows) > 1
+    for row in done.rows:
+        step_ns, memory_bytes, device_memory_bytes, energy_j = _figures(
+            models[name], 16, {**shared, **row.settings}, "dgx-h100"
+        )
+        assert row.energy_j == pytest.approx(16 * energy_j, rel=1e-9)
+        assert row.step_ns == pytest.approx(step_ns, rel=1e-9)
+        assert row.peak_memory_bytes == memory_bytes
+        assert row.device_memory_bytes == device_memory_bytes
+
+
+def test_gradients_of_16_bits_need_less_time_and_memory(models: dict[str, str]) -> None:
+    arguments: dict[str, Any] = {
+        "devices": 8, "hardware": "H100-SXM", "system": "dgx-h100", "seq": _SEQ, "global_batch": 8, "tp": 1,
+        "pp": 1, "cp": 1, "zero": 0, "micro_batch": 1, "recompute": "none",
+    }  # fmt: skip
+    wide = hespas.plan(models["dense"], **arguments).best
+    narrow = hespas.plan(models["dense"], gradient_precision="16bit", **arguments).best
+    assert wide is not None
+    assert narrow is not None
+    parameters = model_parameters(_step(models["dense"], 8).model)
+    assert wide.peak_memory_bytes - narrow.peak_memory_bytes == 2 * parameters
+    assert narrow.exposed_comm_ns < wide.exposed_comm_ns
+    with pytest.raises(UsageError, match="activations have 32 bits"):
+        hespas.plan(models["dense"], precision="f32", gradient_precision="16bit", **arguments)
 
 
 _SPACES: list[tuple[str, int, int, dict[str, Any]]] = [
@@ -166,7 +222,7 @@ def test_memory_is_a_gate(models: dict[str, str], tmp_path: Path) -> None:
     free = hespas.plan(models["dense"], hardware="H100-SXM", **arguments)
     assert free.best is not None
     device = load_device("H100-SXM")
-    most = int(free.best.peak_memory_bytes) - 1
+    most = int(free.best.device_memory_bytes) - 1
     memories = tuple(
         structs.replace(memory, capacity_bytes=most) if memory == device.main_memory else memory
         for memory in device.memories
@@ -174,7 +230,10 @@ def test_memory_is_a_gate(models: dict[str, str], tmp_path: Path) -> None:
     small = write_device(replace(device, name="H100-SXM", memories=memories), tmp_path / "small.toml")
     done = hespas.plan(models["dense"], hardware=str(small), **arguments)
     assert done.proof.beyond_memory > 0
-    assert all(row.peak_memory_bytes <= most for row in done.rows)
+    assert all(row.device_memory_bytes <= most for row in done.rows)
+    (layouts, frontier) = cast("Plot", done.plot("pareto")).series
+    assert max(*layouts.x, *frontier.x) <= most
+    assert [*layouts.x] == [row.device_memory_bytes for row in done.rows]
     arguments |= {"tp": 1, "zero": 0, "micro_batch": 4, "recompute": "none"}
     none = hespas.plan(models["dense"], hardware=str(small), **arguments)
     assert none.rows == ()

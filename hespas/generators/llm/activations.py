@@ -13,10 +13,12 @@ receives gradients and returns updated weights. The memory account of the device
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+from hespas.generators.llm.attention import context_buffers
 from hespas.generators.llm.kernels import KernelWriter, TensorSpec, Value
 from hespas.generators.llm.mamba import scanned_chunks
 from hespas.generators.llm.model import (
@@ -264,38 +266,43 @@ def _by_operation(rank: ModelRank, block: Block) -> Parts:
 
 
 def work_of_layer(rank: ModelRank, layer: Layer) -> LayerWork:
-    """Return the working memory of the last block of a layer.
+    """Return the working memory of a layer at the block where the layer needs most.
 
-    The peak of both passes is at this block. In the forward pass all other blocks have saved their
-    activations by then. The backward pass begins with this block, while all of them are still saved.
+    The figures are relative to a layer whose blocks have all saved their activations. While a block runs,
+    the activations of the blocks after it are not yet saved (forward pass) or already freed (backward pass).
     """
-    block, compute, tp = layer[-1], rank.precision.compute, rank.layout.tp
+    compute, tp = rank.precision.compute, rank.layout.tp
     stream = storage(rank.rows * rank.hidden, compute)
-    match block:
-        case Attention() | LatentAttention():
-            return LayerWork(2 * stream, stream + _attention_work(rank, block))
-        case Mlp():
-            return LayerWork(
-                2 * stream, stream + _activation_work(rank, rank.tokens, block.ffn // tp, block.gated)
-            )
-        case Experts():
-            # The forward peak is at the return of the results: tokens as sent and as received, the results
-            # before and after the return, and two sums. The backward peak is the larger one of the
-            # gradients of the results, in the order of arrival and of experts, and the gradients of the
-            # activation function.
-            layout, compute = rank.layout, rank.precision.compute
-            tokens = rank.received(block)
-            copy = storage(tokens * (block.latent or rank.hidden), compute)
-            is_sent, several = layout.ep > 1, block.experts // layout.ep > 1
-            forward = (1 + 2 * is_sent + several) * copy + 2 * stream
-            ffn = block.ffn // layout.etp
-            arriving = (1 + several) * copy + storage(tokens * ffn, compute)
-            return LayerWork(
-                forward, stream + max(arriving, _activation_work(rank, tokens, ffn, block.gated))
-            )
-        case Mamba():
-            projected = storage(rank.tokens * mamba_projected(block) // tp, compute)
-            return LayerWork(2 * stream, stream + 2 * projected)
+    forward = backward = absent = 0
+    for block in reversed(layer):
+        ahead, back = 2 * stream, stream
+        match block:
+            case Attention() | LatentAttention():
+                buffers = [
+                    sum(storage(math.prod(tensor.shape), tensor.dtype) for tensor in tensors)
+                    for tensors in context_buffers(rank, block)
+                ]
+                ahead += buffers[0]
+                back += _attention_work(rank, block) + buffers[1]
+            case Mlp():
+                back += _activation_work(rank, rank.tokens, block.ffn // tp, block.gated)
+            case Experts():
+                # The forward peak is at the return of the results: tokens as sent and as received, the
+                # results before and after the return, and two sums. The backward peak is the larger one of
+                # the gradients of the results, in the order of arrival and of experts, and the gradients of
+                # the activation function.
+                tokens = rank.received(block)
+                copy = storage(tokens * (block.latent or rank.hidden), compute)
+                is_sent, several = rank.layout.ep > 1, block.experts // rank.layout.ep > 1
+                ahead += (1 + 2 * is_sent + several) * copy
+                ffn = block.ffn // rank.layout.etp
+                arriving = (1 + several) * copy + storage(tokens * ffn, compute)
+                back += max(arriving, _activation_work(rank, tokens, ffn, block.gated))
+            case Mamba():
+                back += 2 * storage(rank.tokens * mamba_projected(block) // tp, compute)
+        forward, backward = max(forward, ahead - absent), max(backward, back - absent)
+        absent += sum(tensor.bytes for tensor in _tensors(rank, block))
+    return LayerWork(forward, backward)
 
 
 def _activation_work(rank: ModelRank, tokens: int, ffn: int, gated: bool) -> int:

@@ -22,6 +22,7 @@ __all__ = [
     "attention_shape",
     "backward_attention",
     "backward_in_pieces",
+    "context_buffers",
     "forward_attention",
     "forward_in_pieces",
     "heads_of",
@@ -157,13 +158,13 @@ class ContextExchange:
         return max(self.kv_heads, self.rank.layout.cp)
 
     @property
-    def _sent_columns(self) -> int:
-        """Return the number of columns of queries, keys and values that a rank sends."""
+    def sent(self) -> TensorSpec:
+        """Return the tensor of the queries, keys and values that a rank sends."""
         shape = self.shape
-        return self.heads * shape.head_dim + self._sent_heads * (shape.head_dim + shape.value_dim)
+        columns = self.heads * shape.head_dim + self._sent_heads * (shape.head_dim + shape.value_dim)
+        return self.rank.value(self.rank.tokens, columns)
 
-    def _all_to_all(self, k: KernelWriter, name: str, columns: int, x: Value, port: str = "") -> Value:
-        whole = self.rank.value(self.rank.tokens, columns)
+    def _all_to_all(self, k: KernelWriter, name: str, whole: TensorSpec, x: Value, port: str = "") -> Value:
         groups = self.rank.groups.context
         return k.collective(name, CollectiveKind.ALL_TO_ALL, groups, whole, after=[x], port=port)
 
@@ -171,7 +172,7 @@ class ContextExchange:
         """Add the exchange after which a rank has the queries, keys and values of all tokens. The result has
         the port ``exchanged``.
         """
-        return self._all_to_all(k, "qkv.all_to_all", self._sent_columns, qkv, f"{key}.exchanged")
+        return self._all_to_all(k, "qkv.all_to_all", self.sent, qkv, f"{key}.exchanged")
 
     def core(self, k: KernelWriter, key: str, qkv: Value) -> Value:
         """Add attention (port ``inner``), and the exchange that returns its results to the ranks of their
@@ -180,16 +181,17 @@ class ContextExchange:
         inner = k.attention(
             "core", self.shape, self.rank.precision.attention, after=[qkv], port=f"{key}.inner"
         )
-        columns = self.heads * self.shape.value_dim
-        return self._all_to_all(k, "core.all_to_all", columns, inner, f"{key}.core")
+        results = self.rank.value(self.rank.tokens, self.heads * self.shape.value_dim)
+        return self._all_to_all(k, "core.all_to_all", results, inner, f"{key}.core")
 
     def backward(self, k: KernelWriter, key: str, grad: Value) -> Value:
         """Add the gradients of queries, keys and values of this rank's tokens."""
         shape, r = self.shape, self.rank
-        grad = self._all_to_all(k, "core.grad.all_to_all", self.heads * shape.value_dim, grad)
+        results = r.value(r.tokens, self.heads * shape.value_dim)
+        grad = self._all_to_all(k, "core.grad.all_to_all", results, grad)
         reads: list[Value] = [grad, f"{key}.exchanged", f"{key}.inner"]
         inner = k.attention("core.backward", shape, r.precision.attention, backward=True, after=reads)
-        back = self._all_to_all(k, "qkv.grad.all_to_all", self._sent_columns, inner)
+        back = self._all_to_all(k, "qkv.grad.all_to_all", self.sent, inner)
         if self._sent_heads == self.kv_heads:
             return back
         width = shape.head_dim + shape.value_dim
@@ -327,6 +329,38 @@ def _exchange(r: ModelRank, block: Attention | LatentAttention) -> ContextExchan
 def _all_keys(r: ModelRank, shape: AttentionShape) -> TensorSpec:
     """Return the tensor of keys and values of the whole sequence."""
     return r.value(r.tokens * r.layout.cp, shape.kv_heads * (shape.head_dim + shape.value_dim))
+
+
+def context_buffers(
+    r: ModelRank, block: Attention | LatentAttention
+) -> tuple[list[TensorSpec], list[TensorSpec]]:
+    """Return the tensors that context-parallel ranks need for attention in the forward pass and in the
+    backward pass, in addition to the queries, keys, values and results of their own tokens and the gradients
+    of these.
+
+    Keys and values are gathered for the whole sequence. In a ring, a rank has the keys and values in use, and
+    receives the next ones. The exchange of tokens for heads has a result of the size of its operand.
+    The backward pass adds gradients of keys and values: of the whole sequence if they are reduced afterwards,
+    and received ones otherwise. PyTorch has the keys that it sends in one tensor, and sums in 32 bits:
+    results in the forward pass; gradients of queries, and the summed, sent and received gradients of keys in
+    the backward pass.
+    """
+    if r.layout.cp == 1:
+        return [], []
+    shape, exchange = attention_shape(r, block), _exchange(r, block)
+    if exchange:
+        return [exchange.sent], [exchange.sent]
+    if not _in_pieces(r):
+        whole = _all_keys(r, shape)
+        return [whole], [whole, whole]
+    _, piece, all_keys = _piece(r, shape)
+    keys = [piece] * min(r.layout.cp - 1, 2) if r.layout.ring_attention else [all_keys]
+    if r.training.style != "torchtitan":
+        return keys, [*keys, piece]
+    result = TensorSpec((r.tokens, shape.heads * shape.value_dim), "f32")
+    queries = TensorSpec((r.tokens, shape.heads * shape.head_dim), "f32")
+    gradients = TensorSpec(piece.shape, "f32")
+    return [piece, *keys, result, result], [piece, *keys, piece, queries, *[gradients] * 3]
 
 
 def recompute_core(r: ModelRank, k: KernelWriter, block: Attention | LatentAttention, key: str) -> None:

@@ -16,7 +16,7 @@ memory in addition. Three figures include each other:
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
@@ -39,7 +39,7 @@ from hespas.generators.llm.weights import RankWeights, weights_of_layer, weights
 from hespas.generators.spec import Filling, fillings
 from hespas.graph.columns import dtype
 
-__all__ = ["RankState", "StageMemory", "memory_of"]
+__all__ = ["RankState", "StageMemory", "memory_of", "outside_memory"]
 
 _WORKSPACE_BYTES = 32 * 2**20
 """Workspace of a matrix library per stream: the size that the cuBLAS manual recommends for Hopper
@@ -310,6 +310,15 @@ def memory_of(model: Model, layout: Layout, training: Training) -> tuple[StageMe
     return tuple(_StageAccount(rank, stage, chunks).memory() for stage, chunks in enumerate(stages))
 
 
+def outside_memory(groups: Iterable[int], peers: int) -> Parts:
+    """Return the bytes of the context of a GPU and of the buffers of the communication library. A rank is in
+    a communicator for each size in ``groups`` (1: none), and exchanges messages with ``peers`` ranks.
+    """
+    buffers = sum(_PAIR_BYTES if size == 2 else _GROUP_BYTES for size in groups if size > 1)
+    buffers += min(peers, _MOST_PEERS) * _PEER_BYTES
+    return {"GPU context": _CONTEXT_BYTES, "communication library": buffers}
+
+
 @dataclass(frozen=True)
 class _StageAccount:
     """Memory account of a rank of a pipeline stage; ``chunks`` has the layer numbers of each of its virtual
@@ -329,6 +338,11 @@ class _StageAccount:
     def _state(self) -> RankState:
         layers = tuple(layer for chunk in self._layers for layer in chunk)
         return RankState(self.rank, layers, self.stage == 0, self.stage == self.rank.layout.pp - 1)
+
+    @property
+    def _accumulates(self) -> bool:
+        """True if gradients are summed over several micro-batches."""
+        return micro_batches(self.rank.layout, self.rank.training) > 1
 
     def _has_head(self, chunk: int) -> bool:
         return self._state.last and chunk == len(self.chunks) - 1
@@ -400,20 +414,22 @@ class _StageAccount:
         """Return the bytes of gathered weights that exist while the layer at ``position`` of ``chunk`` runs.
 
         With ZeRO-3 these are the weights outside of layers (except in XLA), the weights of the layer, and the
-        weights of the next layer if they are gathered in advance. In the backward pass the gradients of the
-        layer are added. With ZeRO-2 these are all weights, except in Megatron-Core, and also if weights are
-        kept gathered during the step. With other levels there are none.
+        weights of the next layer if they are gathered in advance. With ZeRO-2 these are all weights, except
+        in Megatron-Core, and also if weights are kept gathered during the step. With other levels there are
+        none. In the backward pass the gradients of the layer are added.
         """
         state, training, zero = self._state, self.rank.training, self.rank.layout.zero
         layers = self._layers[chunk]
+        gathered: list[Layer | None]
         if (zero == 2 and state.in_torch) or self.rank.keeps_weights:
-            return {"gathered weights": sum(state.gathered(layer) for layer in (None, *state.layers))}
-        if zero != 3:
+            gathered = [None, *state.layers]
+        elif zero == 3:
+            gathered = [layers[position]] if state.in_xla else [None, layers[position]]
+            ahead = position - 1 if backward else position + 1
+            if training.overlap.parameters and not state.in_xla and 0 <= ahead < len(layers):
+                gathered.append(layers[ahead])
+        else:
             return {}
-        gathered: list[Layer | None] = [layers[position]] if state.in_xla else [None, layers[position]]
-        ahead = position - 1 if backward else position + 1
-        if training.overlap.parameters and not state.in_xla and 0 <= ahead < len(layers):
-            gathered.append(layers[ahead])
         parts = {"gathered weights": sum(state.gathered(layer) for layer in gathered)}
         if backward:
             outside = self._has_head(chunk) and not state.in_xla
@@ -430,22 +446,37 @@ class _StageAccount:
             yield _MemoryMoment("forward pass of a layer", total(before, gathered, work))
 
     def _backward(self, chunk: int) -> Iterator[_MemoryMoment]:
+        """Yield the moments of a backward pass.
+
+        PyTorch's FSDP in a pipeline saves the whole gradients of each layer until the end of the last
+        backward pass. If this pass is the only one, they are part of the moments.
+        """
         layers, saved = self._layers[chunk], self._saved[chunk]
         if self._has_head(chunk):
             yield from self._backward_of_head(chunk)
         before = total(*saved)
+        collects = self.rank.keeps_weights and not self._accumulates
+        finished = 0
         for position in reversed(range(len(layers))):
             before = {name: size - saved[position].get(name, 0) for name, size in before.items()}
             layer = layers[position]
             current = max(saved[position], whole_of_layer(self.rank, layer), key=_sum)
             work = {"working space": work_of_layer(self.rank, layer).backward}
-            parts = total(before, current, work, self._gathered(chunk, position, backward=True))
+            gradients = {"gradients": storage(finished, self.rank.gradient)}
+            parts = total(before, current, work, self._gathered(chunk, position, backward=True), gradients)
             yield _MemoryMoment("backward pass of a layer", parts)
+            finished += self._state.trained(layer) if collects else 0
             if self.chunks[chunk][position] >= len(self.rank.model.layers) and self._state.rest.dense:
                 embedding = self._embedding()
-                yield embedding._replace(parts=total(before, embedding.parts))
+                yield embedding._replace(parts=total(before, embedding.parts, gradients))
+        gradients = {"gradients": storage(finished, self.rank.gradient)}
         if self._state.first and chunk == 0 and self._state.rest.dense:
-            yield self._embedding()
+            embedding = self._embedding()
+            yield embedding._replace(parts=total(embedding.parts, gradients))
+        if collects:
+            gathered = self._gathered(chunk, 0, backward=False)
+            parts = total(gathered, {"gradients": self._state.gradients})
+            yield _MemoryMoment("reduction of gradients", parts)
 
     def _backward_of_head(self, chunk: int) -> Iterator[_MemoryMoment]:
         layers = self._layers[chunk]
@@ -471,19 +502,21 @@ class _StageAccount:
         if state.in_torch and state.shards_weights:
             rest = state.trained(None)
             parts["gradients before they are reduced"] = storage(rest, rank.precision.compute)
-            parts["gradients before they are reduced"] += storage(rest, rank.gradient)
-            parts["gathered weights"] = state.gathered(None)
+            if rank.keeps_weights:
+                parts |= self._gathered(0, 0, backward=False)
+            else:
+                parts["gradients before they are reduced"] += storage(rest, rank.gradient)
+                parts["gathered weights"] = state.gathered(None)
         return _MemoryMoment("gradient of the embedding", parts)
 
     def _fixed(self, *, step: bool = False) -> Parts:
         """Return the memory that does not depend on the running pass; with ``step``, the memory during the
         optimizer step.
         """
-        layout, rank = self.rank.layout, self.rank
-        parts = self._state.fixed()
-        accumulates = micro_batches(layout, rank.training) > 1
-        has_gradients = step or accumulates or not self._state.in_torch
-        parts["gradients"] = self._state.gradients if has_gradients else 0
+        layout, rank, state = self.rank.layout, self.rank, self._state
+        parts = state.fixed()
+        in_passes = state.gradients if self._accumulates or not state.in_torch else 0
+        parts["gradients"] = state.reduced_gradients if step else in_passes
         buffers = self._whole_stream if layout.has_sequence_parallel else 0
         buffers += self._stream if layout.pp > 1 else 0
         parts["communication buffers"] = buffers
@@ -533,7 +566,8 @@ class _StageAccount:
             for chunk, count in in_flight.items()
         ]
         parts = total(fixed, *passes, moment.parts)
-        in_passes = _sum(parts) + (0 if fixed["gradients"] else self._state.reduced_gradients)
+        has_gradients = fixed["gradients"] or self.rank.keeps_weights
+        in_passes = _sum(parts) + (0 if has_gradients else self._state.reduced_gradients)
         step = self._fixed(step=True)
         name = moment.name
         if sum(step.values()) > sum(parts.values()):
@@ -567,8 +601,7 @@ class _StageAccount:
         }
 
     def _outside(self) -> Parts:
-        """Return the bytes of the context of the GPU and of the communication library. Empty for XLA
-        (MaxText), which runs on TPUs too.
+        """Return the bytes that other libraries allocate. Empty for XLA (MaxText), which runs on TPUs too.
 
         Frameworks make a communicator for each of the groups of tensor-, context-, data- and
         expert-parallel ranks, of the stages, and of all ranks.
@@ -580,15 +613,12 @@ class _StageAccount:
         copies = layout.edp if layout.ep > 1 or layout.etp > 1 else 1
         everyone = layout.ranks if layout.ranks > layout.replicas else 1
         groups = (layout.tp, layout.cp if gathers_keys else 1, layout.replicas, layout.pp, layout.etp, copies)
-        sizes = [size for size in (*groups, everyone) if size > 1]
         peers = layout.ep - 1
         if layout.ring_attention:
             peers += min(layout.cp - 1, 2)
         elif layout.context_all_to_all:
             peers += layout.cp - 1
-        buffers = sum(_PAIR_BYTES if size == 2 else _GROUP_BYTES for size in sizes)
-        buffers += min(peers, _MOST_PEERS) * _PEER_BYTES
-        return {"GPU context": _CONTEXT_BYTES, "communication library": buffers}
+        return outside_memory((*groups, everyone), peers)
 
 
 def _sum(parts: Mapping[str, int]) -> int:

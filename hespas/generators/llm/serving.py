@@ -1,4 +1,4 @@
-"""Forward step of a language model in serving, with its KV cache, and the memory of its ranks.
+"""Forward step of a language model in serving, with its KV cache.
 
 ``prefill`` processes whole prompts, ``decode`` one token of each sequence. ``mixed`` processes one token of
 each sequence and a chunk of a prompt (chunked prefill, arXiv 2308.16369), ``speculative`` several speculative
@@ -10,14 +10,11 @@ the cache of a prompt is sent layer by layer.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from math import prod
 from typing import Literal, NamedTuple
 
 import numpy as np
 
-from hespas.generators.llm.activations import storage
 from hespas.generators.llm.attention import attended_pairs, heads_of, projection, queries_and_keys
 from hespas.generators.llm.feedforward import forward_experts, forward_mlp, fused_experts
 from hespas.generators.llm.flops import attention_flops
@@ -25,24 +22,22 @@ from hespas.generators.llm.kernels import AttentionShape, KernelWriter, TensorSp
 from hespas.generators.llm.layers import ModelEnds
 from hespas.generators.llm.layout import Layout, check_layout, layers_of_stages
 from hespas.generators.llm.mamba import ScannedBatch, forward_mamba, served_states
-from hespas.generators.llm.memory import RankState
 from hespas.generators.llm.model import (
     BLOCK_NAMES,
     Attention,
-    Block,
     Experts,
     LatentAttention,
     Mamba,
     Mlp,
     Model,
-    mamba_projected,
     matrix_parameters,
     model_parameters,
 )
 from hespas.generators.llm.rank import ModelRank
 from hespas.generators.llm.schedule import PassTemplate
-from hespas.generators.llm.settings import PRECISIONS, ModelPrecision, Style, Training, precision_of
-from hespas.generators.spec import MOST_COUNT, Account, Filling, check_positive, fillings
+from hespas.generators.llm.server_memory import ServingLoad, ServingMemory, serving_memory
+from hespas.generators.llm.settings import PRECISIONS, ModelPrecision, Style, Training
+from hespas.generators.spec import MOST_COUNT, Account, check_positive
 from hespas.graph import (
     PROGRAM_BYTES,
     CollectiveKind,
@@ -60,126 +55,10 @@ __all__ = [
     "PHASES",
     "Phase",
     "SequenceBatch",
-    "ServingLoad",
-    "ServingMemory",
     "ServingStage",
     "ServingStep",
     "serving_layout",
-    "serving_memory",
 ]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServingLoad:
-    """Load of a server, which determines its memory: ``batch`` sequences of ``context`` tokens on each
-    data-parallel rank.
-
-    A forward pass processes ``pass_tokens`` tokens in total (0: one token per sequence). ``kv_format`` is the
-    element type of the KV cache, ``page_tokens`` the number of tokens per cache page.
-    """
-
-    batch: int
-    context: int
-    pass_tokens: int = 0
-    kv_format: str = "bf16"
-    page_tokens: int = 16
-    precision: ModelPrecision = field(default_factory=lambda: precision_of("bf16"))
-
-    @property
-    def tokens(self) -> int:
-        """Number of tokens that a pass processes."""
-        return self.pass_tokens or self.batch
-
-
-@dataclass(frozen=True, slots=True)
-class ServingMemory:
-    """Memory of a rank of a pipeline stage in bytes, by kind (``parts``).
-
-    The cache has the keys and values of each key head (arXiv 2305.13245). For latent attention it has the
-    latents and the rotated key, which every tensor-parallel rank stores in full (2405.04434). With a window,
-    only its tokens are stored. Pages are filled one after the other (2309.06180): the last page of each
-    sequence counts as full. A Mamba block stores its state in 32 bits and the last inputs of its convolution.
-    """
-
-    stage: int
-    parts: Mapping[str, int]
-
-    @property
-    def peak_bytes(self) -> int:
-        """Return the bytes of all tensors."""
-        return sum(self.parts.values())
-
-    @property
-    def filling(self) -> tuple[Filling, ...]:
-        """Parts of the memory, the largest first."""
-        return fillings(self.parts)
-
-
-def serving_memory(model: Model, layout: Layout, serving: ServingLoad) -> tuple[ServingMemory, ...]:
-    """Return the memory of a rank of every stage."""
-    unsharded = replace(layout, zero=0, sequence_parallel=False)
-    served = replace(model, mtp_layers=0)  # serving does not run layers of multi-token prediction
-    training = Training(
-        seq=serving.tokens * layout.cp,
-        global_batch=layout.dp,
-        precision=serving.precision,
-        transposed_weights=False,
-    )
-    rank = ModelRank(served, unsharded, training)
-    stages: list[ServingMemory] = []
-    for stage, chunks in enumerate(layers_of_stages(served, layout)):
-        layers = tuple(model.layers[number] for chunk in chunks for number in chunk)
-        is_last = stage == layout.pp - 1
-        state = RankState(rank, layers, stage == 0, is_last, serves=True)
-        blocks = [block for layer in layers for block in layer]
-        parts = {
-            "weights": state.working,
-            "keys and values": sum(_cache(rank, serving, block) for block in blocks),
-            "working space": max((_work(rank, block) for block in dict.fromkeys(blocks)), default=0),
-            "logits": 4 * serving.batch * -(-model.vocab // layout.tp) if is_last else 0,
-            "workspaces": state.workspaces,
-        }
-        stages.append(ServingMemory(stage, parts))
-    return tuple(stages)
-
-
-def _cache(rank: ModelRank, serving: ServingLoad, block: Block) -> int:
-    """Return the bytes that a block has in the KV cache for all sequences."""
-    tp, tokens = rank.layout.tp, -(-serving.context // rank.layout.cp)
-    match block:
-        case Attention():
-            width = 2 * max(1, block.kv_heads // tp) * block.head_dim
-            tokens = min(tokens, block.window or block.chunk or tokens)
-        case LatentAttention():
-            width = block.kv_lora + block.rope_dim
-        case Mamba():
-            states = served_states(rank, block, serving.batch)
-            return sum(storage(prod(state.shape), state.dtype) for state in states)
-        case Mlp() | Experts():
-            return 0
-    pages = -(-tokens // serving.page_tokens)
-    return storage(serving.batch * pages * serving.page_tokens * width, serving.kv_format)
-
-
-def _work(rank: ModelRank, block: Block) -> int:
-    """Return the working memory of a block: the residual stream before and after it, and the largest tensors
-    inside it.
-    """
-    compute, tp, tokens = rank.precision.compute, rank.layout.tp, rank.tokens
-    match block:
-        case Attention():
-            wide = tokens * block.head_dim * (2 * block.heads + 2 * block.kv_heads) // tp
-        case LatentAttention():
-            wide = tokens * block.heads * (2 * block.head_dim + 2 * block.v_dim) // tp
-        case Mlp():
-            wide = tokens * block.ffn * (3 if block.gated else 2) // tp
-        case Experts():
-            matrices = 3 if block.gated else 2
-            per_token = (block.latent or rank.hidden) * 2 + block.ffn * matrices // rank.layout.etp
-            wide = rank.received(block) * per_token + tokens * block.shared_ffn * 3 // tp
-        case Mamba():
-            wide = tokens * (mamba_projected(block) + 2 * block.inner) // tp
-    return storage(2 * tokens * rank.hidden + wide, compute)
 
 
 def serving_layout(model: Model, *, tp: int, dp: int, ep: int) -> Layout:
@@ -278,6 +157,7 @@ class ServingStep:
             model_flops_per_step=flops,
             hardware_flops_per_step=flops,
             peak_memory_bytes=float(fullest.peak_bytes),
+            device_memory_bytes=float(fullest.device_bytes),
             memory=fullest.filling,
         )
 
@@ -297,6 +177,7 @@ class ServingStep:
             kv_format=self.cache,
             page_tokens=self.page,
             precision=self.precision,
+            fused=self.fused,
         )
         return serving_memory(self.model, replace(self.layout, zero=0), serving)
 
@@ -366,7 +247,7 @@ class ServingStep:
         class_bytes: list[str] = []
         for account in memory:
             size = sum(account.parts.get(name, 0) for name in _PERSISTENT)
-            class_bytes.append(f"{size} {size} {size} {account.peak_bytes}")
+            class_bytes.append(f"{size} {size} {size} {account.peak_bytes} {account.device_bytes}")
         metadata = {PROGRAM_BYTES: ";".join(class_bytes)} | facts.metadata()
         if len(graphs) == 1:
             return Workload.spmd(replace(graphs[0], name=self.name), ranks, metadata)

@@ -20,17 +20,13 @@ from hespas.generators.llm.kernels import KernelWriter
 from hespas.generators.llm.layers import ModelEnds
 from hespas.generators.llm.model import Attention, Experts, LatentAttention, Mamba
 from hespas.generators.llm.schedule import PassTemplate
-from hespas.generators.llm.serving import (
-    SequenceBatch,
-    ServingLoad,
-    ServingStage,
-    ServingStep,
-    serving_memory,
-)
+from hespas.generators.llm.server_memory import ServingLoad, ServingMemory, serving_memory
+from hespas.generators.llm.serving import SequenceBatch, ServingStage, ServingStep
 from hespas.graph import OpGraph
 from hespas.graph.builder import GraphBuilder
 from hespas.graph.columns import FloatArray, IntArray
 from hespas.graph.errors import UnsupportedError
+from hespas.hardware import Device
 
 __all__ = [
     "ADAPTER_GB_PER_S",
@@ -268,34 +264,47 @@ def with_draft_layer(step: ServingStep) -> ServingStep:
 
 
 def cached_tokens(
-    step: ServingStep, memory_bytes: float, *, tokens: int, sequences: int, draft: ServingStep | None = None
+    step: ServingStep,
+    device: Device,
+    memory_share: float,
+    *,
+    tokens: int,
+    sequences: int,
+    draft: ServingStep | None = None,
 ) -> float:
     """Return the KV-cache capacity of a rank: the number of tokens, over all sequences, that fit into
-    ``memory_bytes`` after weights and working memory of the model and of a ``draft`` model.
+    ``memory_share`` of the memory of ``device`` after weights and working memory of the model and of a
+    ``draft`` model. On a GPU, the context and the buffers of the communication library are subtracted too, as
+    vLLM does.
 
     The working memory is for steps with up to ``tokens`` tokens and ``sequences`` sequences. The result is 0
     or less if there is no memory left for the cache. Raises the errors of :func:`lattice_kernels`.
     """
-    fixed_bytes, token_bytes = _cache_bytes(step, tokens, sequences)
+    fixed_bytes, token_bytes, outside_bytes = _cache_bytes(step, tokens, sequences)
+    if device.kind == "gpu":
+        fixed_bytes += outside_bytes
     if draft is not None:
         drafted_bytes = _cache_bytes(draft, tokens, sequences)
         fixed_bytes, token_bytes = fixed_bytes + drafted_bytes[0], token_bytes + drafted_bytes[1]
-    return (memory_bytes - fixed_bytes) / token_bytes
+    return (device.main_memory.capacity_bytes * memory_share - fixed_bytes) / token_bytes
 
 
-def _cache_bytes(step: ServingStep, tokens: int, sequences: int) -> tuple[float, float]:
-    """Return the bytes of weights and working memory of a rank, and the bytes of a cached token."""
+def _cache_bytes(step: ServingStep, tokens: int, sequences: int) -> tuple[float, float, float]:
+    """Return the bytes of weights and working memory of a rank, the bytes of a cached token, and the bytes of
+    other libraries.
+    """
     _check_supported(step)
 
-    def peak_bytes(context: int) -> float:
+    def fullest(context: int) -> ServingMemory:
         serving = ServingLoad(
             batch=1, context=context, pass_tokens=max(tokens, sequences), kv_format=step.cache,
-            page_tokens=step.page, precision=step.precision,
+            page_tokens=step.page, precision=step.precision, fused=step.fused,
         )  # fmt: skip
         stages = serving_memory(step.model, replace(step.layout, zero=0), serving)
-        return float(max(stage.peak_bytes for stage in stages))
+        return max(stages, key=lambda stage: stage.peak_bytes)
 
-    short, long = (peak_bytes(context) for context in _CONTEXTS)
+    memory, longer = (fullest(context) for context in _CONTEXTS)
+    short, long = float(memory.peak_bytes), float(longer.peak_bytes)
     token_bytes = (long - short) / (_CONTEXTS[1] - _CONTEXTS[0])
     saved = 0.0  # by a narrower element type of experts
     for block in (block for layer in step.model.layers for block in layer):
@@ -305,7 +314,7 @@ def _cache_bytes(step: ServingStep, tokens: int, sequences: int) -> tuple[float,
             saved += storage(count, step.precision.matmul) - storage(count, step.experts)
     fixed = short - token_bytes * _CONTEXTS[0] - saved
     logits = 4.0 * sequences * -(-step.model.vocab // step.layout.tp)
-    return fixed + logits, token_bytes
+    return fixed + logits, token_bytes, float(memory.device_bytes - memory.peak_bytes)
 
 
 ADAPTER_GB_PER_S = 50.0

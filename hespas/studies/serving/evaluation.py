@@ -18,7 +18,7 @@ import numpy as np
 from hespas._version import __version__
 from hespas.files.documents import Count, Figure, document_bytes
 from hespas.generators.llm.model import model_parameters
-from hespas.generators.llm.serving import ServingLoad, serving_memory
+from hespas.generators.llm.server_memory import ServingLoad, serving_memory
 from hespas.graph import Diagnostics
 from hespas.graph.columns import FloatArray, dtype
 from hespas.hardware import named_device

@@ -184,11 +184,11 @@ class ServingPredictor:
         launch = row.launch
         key = (step, row.hardware, launch, row.concurrency)
         if key not in self._cache_sizes:
-            memory = named_device(row.hardware).main_memory.capacity_bytes
             share = _USABLE_MEMORY if launch.of_free else launch.memory_share
             tokens = cached_tokens(
                 with_draft_layer(step) if launch.drafts else step,
-                memory * share,
+                named_device(row.hardware),
+                share,
                 tokens=launch.policy.tokens,
                 sequences=row.concurrency,
             )

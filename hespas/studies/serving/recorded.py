@@ -289,10 +289,9 @@ def _prepared(run: RecordedRun, estimator: str) -> _PreparedRun:
         num_ranks=step.layout.ranks,
         diagnostics=Diagnostics(),
     )
-    memory = device.main_memory.capacity_bytes * _MEMORY_SHARE
     cache_tokens = run.cache_tokens
     if isnan(cache_tokens):
-        cache_tokens = cached_tokens(step, memory, tokens=run.tokens, sequences=run.sequences)
+        cache_tokens = cached_tokens(step, device, _MEMORY_SHARE, tokens=run.tokens, sequences=run.sequences)
     shipped = parameters_of(Stack(device.name, run.engine, step.expert_format), estimator)
     return _PreparedRun(
         run,

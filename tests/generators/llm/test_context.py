@@ -10,13 +10,16 @@ import numpy as np
 import pytest
 
 import hespas
+from hespas.generators.llm.activations import work_of_layer
 from hespas.generators.llm.layout import Layout, RankGroups
+from hespas.generators.llm.memory import memory_of
 from hespas.generators.llm.model import Attention, Mlp, Model
-from hespas.generators.llm.settings import Overlap, recompute_of
+from hespas.generators.llm.rank import ModelRank
+from hespas.generators.llm.settings import Overlap, Style, recompute_of
 from hespas.graph import CollectiveKind, OpClass, OpGraph, Workload
 from hespas.graph.errors import UsageError
 from hespas.graph.passes import totals
-from tests.generators.llm.small_models import DENSE, MIXTURE, calls, product_flops, step
+from tests.generators.llm.small_models import DENSE, MIXTURE, calls, product_flops, step, training
 
 RING = Layout(cp=4, ring_attention=True)
 EXCHANGE = Layout(cp=4, context_all_to_all=True)
@@ -63,6 +66,43 @@ def test_torch_sums_pieces_of_attention_in_32_bits(compiled: bool) -> None:
     assert graph.bytes_read[sums[0]] == tokens * 8 * 64 * (2 + 4)
     whole = step(DENSE, Layout(cp=4, zero=3), global_batch=1)
     assert product_flops(Workload.spmd(graph, 4, {})) == product_flops(whole)
+
+
+@pytest.mark.parametrize(
+    ("layout", "style", "forward", "backward"),
+    [
+        # In tensors of the keys and values of a rank: 64 tokens, 4 key heads, 64 columns of each in bf16.
+        # torchtitan repeats them for 8 query heads, and has results and gradients in 32 bits.
+        (Layout(cp=4), "megatron", 4, 8),
+        (RING, "megatron", 2, 3),
+        (replace(RING, cp=2), "megatron", 1, 2),
+        (Layout(cp=4), "torchtitan", 2 + 8 + 2 * 2, 2 + 8 + 2 + 2 + 3 * 4),
+        (RING, "torchtitan", 2 + 4 + 2 * 2, 2 + 4 + 2 + 2 + 3 * 4),
+        (EXCHANGE, "megatron", 2, 2),
+        (EXCHANGE, "torchtitan", 2, 2),
+        (Layout(dp=4), "torchtitan", 0, 0),
+    ],
+)
+def test_keys_of_other_ranks_need_memory(layout: Layout, style: Style, forward: int, backward: int) -> None:
+    settings = training(style=style, seq=64 * layout.cp)
+    attention = DENSE.layers[0][:1]
+    work = work_of_layer(ModelRank(DENSE, layout, settings), attention)
+    alone = work_of_layer(ModelRank(DENSE, Layout(), training(style=style, seq=64)), attention)
+    keys = 64 * 4 * 2 * 64 * 2
+    assert work.forward - alone.forward == forward * keys
+    assert work.backward - alone.backward == backward * keys
+
+
+@pytest.mark.parametrize("style", ["megatron", "torchtitan"])
+def test_memory_has_the_gathered_keys_of_a_step(style: Style) -> None:
+    """The feed-forward block is small, so that the peak of a long sequence is in attention."""
+    small = replace(DENSE, vocab=64, layers=((DENSE.layers[0][0], Mlp(ffn=64)),) * 2)
+    layout, settings = Layout(cp=16), training(style=style, seq=65_536, recompute=recompute_of("full"))
+    graph = step(small, layout, style=style, seq=65_536).classes[0]
+    gathered = max(calls(graph, CollectiveKind.ALL_GATHER, RankGroups(layout).context)) * layout.cp
+    (found,) = memory_of(small, layout, settings)
+    assert found.moment == "backward pass of a layer"
+    assert found.parts["working space"] > gathered
 
 
 def long_step(layout: Layout, **settings: Any) -> Workload:

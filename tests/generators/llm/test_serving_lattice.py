@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
@@ -16,6 +16,7 @@ from hespas.generators.llm.serving_lattice import (
 )
 from hespas.graph import OpGraph
 from hespas.graph.errors import UnsupportedError
+from hespas.hardware import load_device
 from hespas.operations import KINDS
 from hespas.operations.from_graph import operations_of
 
@@ -77,9 +78,22 @@ def test_experts_are_one_kernel_with_their_sizes() -> None:
         "tensor_parallel": 1, "expert_parallel": 4, "matrices": 3,
     }  # fmt: skip
     narrow = ServingStep(model=model, layout=layout, fused=True, experts="nvfp4")
-    room = [cached_tokens(each, 180e9, tokens=8192, sequences=256) for each in (step, narrow)]
+    device = load_device("B200-SXM")
+    room = [cached_tokens(each, device, 0.9, tokens=8192, sequences=256) for each in (step, narrow)]
     assert room[1] > room[0] > 1e6
-    assert cached_tokens(step, 60e9, tokens=8192, sequences=256) < 0
+    assert cached_tokens(step, device, 0.3, tokens=8192, sequences=256) < 0
+
+
+def test_a_cache_leaves_memory_for_libraries_of_gpus() -> None:
+    """vLLM subtracts all memory that its tensors do not use, measured as the driver reports it."""
+    gpu = load_device("H100-SXM")
+    others = replace(gpu, kind="tpu")
+    model = load_model("Llama-3-70B")
+    for tp, groups_bytes in ((1, 0), (2, 544 * 2**20), (8, 688 * 2**20)):
+        step = ServingStep(model=model, layout=Layout(tp=tp), fused=True, precision=precision_of("fp8"))
+        room = [cached_tokens(step, each, 1.0, tokens=2048, sequences=64) for each in (gpu, others)]
+        token_bytes = 2 * 80 * max(1, 8 // tp) * 128 * 2
+        assert (room[1] - room[0]) * token_bytes == pytest.approx(400e6 + groups_bytes)
 
 
 def test_data_ranks_gather_tokens_or_send_them_to_experts() -> None:

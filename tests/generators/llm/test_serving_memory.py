@@ -8,7 +8,7 @@ import pytest
 
 from hespas.generators.llm.layout import Layout
 from hespas.generators.llm.model import Attention, LatentAttention, Mamba, Model, model_parameters
-from hespas.generators.llm.serving import ServingLoad, ServingMemory, serving_memory
+from hespas.generators.llm.server_memory import ServingLoad, ServingMemory, serving_memory
 from hespas.generators.llm.settings import precision_of
 from tests.generators.llm.small_models import DENSE, HYBRID, MIXTURE, MODELS
 
@@ -47,6 +47,26 @@ def test_latents_are_whole_on_each_tensor_rank() -> None:
     serving = ServingLoad(batch=2, context=64)
     expected = 4 * (block.kv_lora + block.rope_dim) * 2 * 64 * 2
     assert cache(MIXTURE, serving) == cache(MIXTURE, serving, Layout(tp=4)) == expected
+
+
+@pytest.mark.parametrize(
+    ("layout", "fused", "groups", "peers"),
+    [
+        (Layout(), True, 0, 0),
+        (Layout(tp=4), True, 1, 0),
+        (Layout(tp=4, ep=4), True, 1, 0),
+        (Layout(dp=4, tp=2, ep=2, etp=4), True, 1, 0),  # and the pair of tensor-parallel ranks
+        (Layout(dp=4, ep=4), True, 1, 3),  # each token is sent to two experts
+        (Layout(dp=4, ep=4), False, 0, 3),
+        (Layout(tp=4, etp=4), False, 2, 0),
+    ],
+)
+def test_communicators_are_those_of_a_step(layout: Layout, fused: bool, groups: int, peers: int) -> None:
+    found = only(MIXTURE, ServingLoad(batch=4, context=64, fused=fused), layout)
+    pairs = layout.tp == 2
+    buffers = groups * 688 * 2**20 + pairs * 544 * 2**20 + peers * 384 * 2**20
+    assert found.outside == {"GPU context": 400 * 10**6, "communication library": buffers}
+    assert found.device_bytes == found.peak_bytes + sum(found.outside.values())
 
 
 def test_a_window_bounds_the_cache() -> None:
