@@ -73,7 +73,9 @@ _TESTED_ROWS = 1500
 _START_SPREAD = 0.8
 """Standard deviation of the second start from the first, in logarithms."""
 _SMALL = 1000
-"""Classes with fewer rows are fitted again, with the fit of the whole chip as their prior."""
+"""Classes with fewer rows are fitted again, with the fit of the whole chip as their prior. They select their
+form among themselves.
+"""
 _CHIP_WIDTH = 0.7
 _SHARED = ("t0_ns", "compute", "memory")
 """Parameters with the same meaning in every form."""
