@@ -40,7 +40,7 @@ from hespas.estimators.learned.serialization import (
     save_model,
     shipped_folder,
 )
-from hespas.fitting.device_forms import classes_of, fit_class
+from hespas.fitting.device_forms import classes_of, fit_classes
 from hespas.fitting.learned_parts import PARTS, LearnedPart, rows_for, rows_of_part
 from hespas.fitting.own_models import adaptable, adapted
 from hespas.fitting.rows import known_variants
@@ -201,14 +201,11 @@ def _predicted_ns(model: LearnedModel, table: Measurements, device: Device) -> F
 def _of_form(some: Measurements, scored: Measurements, device: Device) -> FloatArray:
     """Return times [ns] of ``scored`` by forms fitted to ``some``; NaN for classes with too few rows."""
     predicted_ns = np.full(len(scored), np.nan)
-    for rows in classes_of(some):
-        fit = fit_class(rows, rows.machine(device), {}, 0)
-        if fit is None:
-            continue
-        kind, op, scheme, variant = rows.key
+    for fit in fit_classes(((rows, rows.machine(device)) for rows in classes_of(some)), {}, 0):
+        kind, op, scheme, variant = fit.rows.key
         for labels, at in scored.ops.classes():
             if (labels[0], labels[2], labels[3]) == (kind, scheme, variant) and op in (ANY, labels[1]):
-                machine = rows.machine(device)
+                machine = fit.rows.machine(device)
                 predicted_ns[at] = form_time_ns(fit.form, fit.solution.values, scored.ops.take(at), machine)
     return predicted_ns
 

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from hespas.estimators.forms import form_time_ns
-from hespas.fitting.device_forms import ClassRows, fit_class
+from hespas.fitting.device_forms import ClassRows, fit_classes
 from hespas.fitting.rows import is_possible
 from hespas.graph.columns import IntArray
 from hespas.hardware import Device, named_device
@@ -58,10 +58,10 @@ class Compared:
         key = ("matmul", "", self.dtype, some.ops.variant[0])
         of_class = ClassRows(key=key, measured=some, group=some.shape_group())
         machine = of_class.machine(self.device)
-        fit = fit_class(of_class, machine, {}, seed=0)
-        if fit is None:
+        fits = fit_classes([(of_class, machine)], {}, seed=0)
+        if not fits:
             return float("nan")
-        predicted_ns = form_time_ns(fit.form, fit.solution.values, self.devval.ops, machine)
+        predicted_ns = form_time_ns(fits[0].form, fits[0].solution.values, self.devval.ops, machine)
         return float(np.abs(predicted_ns / self.devval.duration_ns - 1).mean())
 
 

@@ -22,6 +22,7 @@ arithmetic, traffic and a cost per row after a fixed start.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache, reduce
 from itertools import product
 from types import MappingProxyType
@@ -300,8 +301,23 @@ _EXPERTS = Form(
     time_ns=_expert_time_ns,
 )
 """Feed-forward layers of experts, routing and gathering included. ``imbalance``: tokens of the busiest
-experts over the mean; ``spread``: exponent by which skewed routing hits fewer experts.
+experts over the mean; ``spread``: exponent by which skewed routing hits fewer experts. ``cache_share``: the
+share of the cache's bandwidth at which weights within ``cache_reach`` of the cache's size are read.
 """
+
+_NO_REACH = 1e-6
+"""Share of a cache's size in which no weights fit."""
+_UNCACHED_EXPERTS = replace(
+    _EXPERTS,
+    name="uncached_experts",
+    parameters=tuple(
+        replace(parameter, varies=False, start=value, low=value, high=value)
+        if (value := {"cache_reach": _NO_REACH, "cache_share": 1.0}.get(parameter.name))
+        else parameter
+        for parameter in _EXPERTS.parameters
+    ),
+)
+"""Layers of experts whose weights always come from the memory."""
 
 
 _T0 = Parameter(name="t0_ns", start=3000.0, low=50.0, high=1e6)
@@ -571,7 +587,10 @@ before the first pass, or, after ``pipeline_ns`` more, during the passes: whiche
 
 
 FORMS: Mapping[str, Form] = MappingProxyType(
-    {form.name: form for form in (_ROOFLINE, _STREAMS, _PRODUCTS, ARRAYS, PREFILL, DECODE, _EXPERTS)}
+    {
+        form.name: form
+        for form in (_ROOFLINE, _STREAMS, _PRODUCTS, ARRAYS, PREFILL, DECODE, _EXPERTS, _UNCACHED_EXPERTS)
+    }
 )
 """Forms of operations as libraries run them, by name."""
 
@@ -582,11 +601,11 @@ FORMS_OF_KIND: Mapping[str, tuple[Form, ...]] = MappingProxyType(
         "attention.context": (PREFILL,),
         "attention.encoder": (PREFILL,),
         "attention.generation": (DECODE,),
-        "moe": (_EXPERTS,),
+        "moe": (_EXPERTS, _UNCACHED_EXPERTS),
         **{kind: (_STREAMS,) for kind, dims in KINDS.items() if dims == _STREAMS.dims},
     }
 )
-"""Kind -> the forms among which a fit selects by its error on held-out shapes."""
+"""Kind -> the forms among which a fit selects one for all classes, by their error on held-out shapes."""
 
 
 def forms_for(kind: str, machine: MachineRates) -> tuple[Form, ...]:

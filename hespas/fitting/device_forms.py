@@ -38,7 +38,7 @@ __all__ = [
     "Prior",
     "Progress",
     "classes_of",
-    "fit_class",
+    "fit_classes",
     "fit_device",
     "seed_of",
     "solve",
@@ -73,7 +73,9 @@ _TESTED_ROWS = 1500
 _START_SPREAD = 0.8
 """Standard deviation of the second start from the first, in logarithms."""
 _SMALL = 1000
-"""Classes with fewer rows are fitted again, with the fit of the whole chip as their prior."""
+"""Classes with fewer rows are fitted again, with the fit of the whole chip as their prior. They select their
+form among themselves.
+"""
 _CHIP_WIDTH = 0.7
 _SHARED = ("t0_ns", "compute", "memory")
 """Parameters with the same meaning in every form."""
@@ -218,17 +220,31 @@ def seed_of(rows: ClassRows, seed: int) -> int:
     return zlib.crc32(f"{seed} {' '.join(rows.key)}".encode())
 
 
-def fit_class(rows: ClassRows, machine: MachineRates, prior: Prior, seed: int) -> FittedClass | None:
-    """Fit all forms for the kind of a class and return the one with the smallest error on held-out rows; None
-    if the device has no rate for them.
+def fit_classes(
+    classes: Iterable[tuple[ClassRows, MachineRates]], prior: Prior, seed: int
+) -> list[FittedClass]:
+    """Fit all forms for the kinds of the classes, and return the fit of each class for whose form the device
+    has rates.
+
+    All classes of a kind have the form with the smallest error on the held-out rows of all of them, because a
+    single class may have too few rows to show a difference.
     """
-    fitted = (_fit_form(rows, form, machine, prior, seed) for form in forms_for(rows.key[0], machine))
+    candidates: list[list[FittedClass]] = []
+    errors: dict[tuple[str, str], list[FloatArray]] = {}
+    for rows, machine in classes:
+        forms = forms_for(rows.key[0], machine)
+        fitted = (_fit_form(rows, form, machine, prior, seed) for form in forms)
+        candidates.append([candidate for candidate in fitted if candidate is not None])
+        for candidate in candidates[-1]:
+            error = np.abs(candidate.predicted_ns / candidate.measured_ns - 1)
+            errors.setdefault((rows.key[0], candidate.form.name), []).append(error)
+    joined_errors = {key: np.concatenate(parts) for key, parts in errors.items()}
+    mape = {key: float(error.mean()) if len(error) else inf for key, error in joined_errors.items()}
 
-    def held_out_mape(candidate: FittedClass) -> float:
-        error = candidate.predicted_ns / candidate.measured_ns - 1
-        return float(np.abs(error).mean()) if len(error) else inf
+    def of_kind(candidate: FittedClass) -> float:
+        return mape[candidate.rows.key[0], candidate.form.name]
 
-    return min((candidate for candidate in fitted if candidate is not None), key=held_out_mape, default=None)
+    return [min(of_class, key=of_kind) for of_class in candidates if of_class]
 
 
 def _fit_form(
@@ -329,15 +345,15 @@ class _DeviceFitRun:
 
     def fit(self, classes: Iterable[ClassRows], prior: Prior) -> list[FittedClass]:
         """Fit each class and return those that can be fitted."""
-        fitted: list[FittedClass] = []
-        for rows in classes:
-            if self.progress:
-                self.progress(self.done, self.total, " ".join(part for part in rows.key if part))
-            self.done += 1
-            candidate = fit_class(rows, rows.machine(self.device), prior, self.seed)
-            if candidate is not None:
-                fitted.append(candidate)
-        return fitted
+
+        def reported() -> Iterator[tuple[ClassRows, MachineRates]]:
+            for rows in classes:
+                if self.progress:
+                    self.progress(self.done, self.total, " ".join(part for part in rows.key if part))
+                self.done += 1
+                yield rows, rows.machine(self.device)
+
+        return fit_classes(reported(), prior, self.seed)
 
     def row(self, fitted: FittedClass) -> Fit:
         """Return the fitted class in the form of an entry in a device file."""

@@ -15,7 +15,7 @@ from msgspec.structs import replace as with_fields
 from hespas.estimators.forms import ARRAYS, FORMS, form_time_ns
 from hespas.estimators.learned.bases import Base, BaseIndex, combined_ns
 from hespas.estimators.learned.ensemble import FAMILIES
-from hespas.fitting.device_forms import ClassRows, classes_of, fit_class, solve
+from hespas.fitting.device_forms import ClassRows, classes_of, fit_classes, solve
 from hespas.fitting.fits import rounded
 from hespas.fitting.held_out import folds_of, parts_in_turn
 from hespas.fitting.learned_parts import LearnedPart, TrainingRows
@@ -123,24 +123,25 @@ def with_bases(part: LearnedPart, rows: TrainingRows, *, seed: int) -> tuple[Tra
     """
     logs = np.full(len(rows.ratio), np.nan)
     fitted: list[Base] = []
-    for name, device, of_device in rows.by_device():
-        for class_rows in classes_of(rows.measured.take(of_device)):
-            fit = fit_class(class_rows, class_rows.machine(device), {}, seed)
-            if fit is None:
-                continue
-            kind, op, scheme, variant = class_rows.key
-            values = fit.solution.values
-            base = Base(
-                hardware=name,
-                kind=kind,
-                op=op,
-                scheme=scheme,
-                variant=variant,
-                form=fit.form.name,
-                parameters=tuple(rounded(values[parameter.name]) for parameter in fit.form.parameters),
-                asymptote=0.0,
-            )
-            fitted.append(base)
+    classes = (
+        (class_rows, class_rows.machine(device))
+        for _, device, of_device in rows.by_device()
+        for class_rows in classes_of(rows.measured.take(of_device))
+    )
+    for fit in fit_classes(classes, {}, seed):
+        kind, op, scheme, variant = fit.rows.key
+        values = fit.solution.values
+        base = Base(
+            hardware=fit.rows.measured.hardware.used()[0],
+            kind=kind,
+            op=op,
+            scheme=scheme,
+            variant=variant,
+            form=fit.form.name,
+            parameters=tuple(rounded(values[parameter.name]) for parameter in fit.form.parameters),
+            asymptote=0.0,
+        )
+        fitted.append(base)
     forms = {base.form: tuple(parameter.name for parameter in FORMS[base.form].parameters) for base in fitted}
     bases = Bases(tuple(fitted), forms, form_share(part, forms))
     for name, device, of_device in rows.by_device():

@@ -149,6 +149,10 @@ class Fit:
 
 
 _ROOFLINE = ("t0_ns", "compute", "memory", "overlap")
+_EXPERTS = (
+    *(*_ROOFLINE, "unit_load", "tile_edge", "wave_tail", "imbalance", "spread", "step_ns"),
+    *("expert_start_ns", "token_passes", "inner_passes"),
+)
 
 FORM_PARAMETERS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
@@ -168,10 +172,8 @@ FORM_PARAMETERS: Mapping[str, tuple[str, ...]] = MappingProxyType(
             *("group_key_ns", "group_power", "group_limit", "size_share", "split_ns", "wave_tail"),
             *("io_passes", "cache_gain", "cache_reach"),
         ),
-        "experts": (
-            *(*_ROOFLINE, "unit_load", "tile_edge", "wave_tail", "imbalance", "spread", "step_ns"),
-            *("expert_start_ns", "token_passes", "inner_passes"),
-        ),
+        "experts": _EXPERTS,
+        "uncached_experts": _EXPERTS,
         "kernels": ("t0_ns", "memory", "element", "walked", "row_ns", "unit"),
         "products": ("start_ns", "scale", "ragged"),
         "nccl": ("ratio",),
@@ -183,6 +185,7 @@ LATER_PARAMETERS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "decode": ("limit_key_ns",),
         "experts": ("cache_reach", "cache_share"),
+        "uncached_experts": ("cache_reach", "cache_share"),
         "roofline": ("strided",),
         "streams": ("strided",),
         "tiles": ("cache_share", "quantizing_passes"),

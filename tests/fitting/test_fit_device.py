@@ -259,3 +259,33 @@ def test_rows_faster_than_the_device_can_be_enter_no_fit() -> None:
     found, expected = (of(fit_device(each, DEVICE), "vector", "add") for each in (faster, without))
     assert found.parameters == expected.parameters
     assert found.samples == expected.samples
+
+
+def layers_of_experts(count: int, form: str) -> Measurements:
+    """Rows of layers of experts in two variants, one of few rows, whose times follow a form, with noise."""
+    generator = np.random.default_rng(5)
+    one = np.ones(count)
+    ops = build.mixtures_of_experts(
+        Labels.constant("bf16", count),
+        op=Labels.constant("balanced", count),
+        variant=Labels.choice(("many", "few"), (np.arange(count) % 10 == 0).astype(np.int64)),
+        tokens=np.exp2(generator.integers(0, 8, count)).astype(np.float64),
+        hidden=1024 * generator.integers(1, 4, count).astype(np.float64),
+        inter=256 * generator.integers(1, 5, count).astype(np.float64),
+        topk=2 * one,
+        experts=8 * one,
+        tensor_parallel=one,
+        expert_parallel=one,
+        matrices=3 * one,
+    )
+    values = {entry.name: entry.start for entry in FORMS[form].parameters} | {"t0_ns": 3000.0, "overlap": 9.0}
+    time = form_time_ns(FORMS[form], values, ops, machine_of(DEVICE, "moe", "bf16"))
+    return a_table(ops, time * np.exp(generator.normal(0, 0.1, count)))
+
+
+@pytest.mark.parametrize("form", ["experts", "uncached_experts"])
+def test_all_classes_of_a_kind_have_the_form_with_the_smallest_held_out_error(form: str) -> None:
+    """Weights of 2 to 75 MB on a device with a cache of 50 MB: with 30 rows, a class alone shows little."""
+    fits = [fit for fit in fit_device(layers_of_experts(300, form), DEVICE) if fit.kind == "moe"]
+    assert {fit.variant for fit in fits} == {"many", "few"}
+    assert {fit.form for fit in fits} == {form}
