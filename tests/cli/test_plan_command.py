@@ -31,7 +31,7 @@ def test_the_best_layout_is_printed_with_its_proof(tmp_path: Path) -> None:
     assert f"{best['step_ns'] / 1e6:,.3f} ms" in done.output
     assert "no layout is faster than" in done.output
     assert f"basis: {best['basis']}" in done.output
-    assert "assumption" in done.output
+    assert "assumed" in done.output
     assert "per M tokens" not in done.output
     rows = list(csv.DictReader(table.read_text(encoding="utf-8").splitlines()))
     assert len(rows) == len(found["rows"])
