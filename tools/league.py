@@ -16,6 +16,7 @@ import numpy as np
 
 from hespas import api
 from hespas.fitting.effects import COMPONENTS, level_effects
+from hespas.studies.errors import grouped_by
 from hespas.studies.league.document import League
 from hespas.studies.league.evaluation import CALIBRATIONS, SHARED, fit_rows_of
 from hespas.studies.league.summaries import NOISE_FLOOR, RowGroupErrors
@@ -78,8 +79,10 @@ greatest reliable gain: the mean gain on held-out rows less 1.645 standard error
 such a gain there is no correction. With `leave-group-out` the held-out rows are groups among the rows of
 the fit, and groups of the same accelerator and stack have more weight; an accelerator without rows gets no
 correction. With `one-per-accelerator` the held-out rows are those of other accelerators, each corrected by
-the one row of its own accelerator (a row without assumptions if there is one). Errors of that row of up to
-6 % correct nothing, because they may be its own, and larger ones correct nearly all.
+every other row of its own accelerator and stack in turn. The choice of one row there does not matter, so one
+standard error is subtracted. If the error of the calibration row has another sign than the calibration rows
+of other accelerators predict, it may be of this row only. Then an error of up to 9 % corrects nothing, and
+larger errors correct nearly all.
 
 With a calibration the ends of the 90 % intervals are quantiles of the residuals of other groups. Residuals
 of the same source have more weight the more there are: 20 weigh as much as all others.
@@ -108,9 +111,9 @@ def league_pages(leagues: Sequence[League]) -> Mapping[str, str]:
         _INTRODUCTION,
         "## Results\n",
         counts,
-        _table(
-            ("calibration", "rows", "mean", "median", "P90", "bias", "90 % intervals hold"), _whole(leagues)
-        ),
+        _table(("calibration", *_HEADS), _whole(leagues)),
+        _SAME_ROWS,
+        _table(("calibration", "pairs", "worse", "largest increase"), _worse(leagues)),
         "For comparison, a naive predictor with a constant MFU per accelerator and number format:\n",
         _table(("baseline", "rows", "mean", "median", "P90"), _naive(first)),
     ]
@@ -122,10 +125,9 @@ def league_pages(leagues: Sequence[League]) -> Mapping[str, str]:
             f"{memory.bias:+.1%}. A row is compared with the memory that it publishes, allocated or reserved "
             "by the allocator. The memory model was developed with these rows.\n"
         )
-    heads = ("calibration", "rows", "mean", "median", "P90", "bias", "90 % intervals hold")
     text += [
         "### By source\n",
-        _table(("source", *heads), _by(leagues, "source")),
+        _table(("source", "calibration", *_HEADS), _by(leagues, "source")),
         "[training.csv](training.csv) has the errors by accelerator, precision, scale, status and model.\n",
     ]
     text += [
@@ -157,8 +159,31 @@ def league_pages(leagues: Sequence[League]) -> Mapping[str, str]:
     ]
     return {
         "training.md": "\n".join(text).rstrip() + "\n",
-        "training.csv": csv_text(("by", "value", *heads), _groups(leagues)),
+        "training.csv": csv_text(("by", "value", "calibration", *_HEADS), _groups(leagues)),
     }
+
+
+_HEADS = ("rows", "mean", "median", "P90", "bias", "90 % intervals hold", "mean without calibration")
+_SAME_ROWS = """Calibration rows are not counted, so modes differ in their rows. *Mean without calibration*
+is the mean error of the same rows without calibration. This table counts the pairs of accelerator and stack
+whose mean error is larger with calibration than without:
+"""
+
+
+def _worse(leagues: Sequence[League]) -> Iterator[Sequence[str]]:
+    for league in leagues:
+        if league.calibrate == "none":
+            continue
+        pairs = grouped_by(
+            (row for row in league.rows if row.counts),
+            lambda row: (row.row.cells.get("source", ""), row.row.cells["accelerator"]),
+        )
+        increases = [
+            float(np.mean([abs(row.relative_error) - abs(row.uncalibrated_error) for row in rows]))
+            for rows in pairs.values()
+        ]
+        worse = [increase for increase in increases if increase > 0]
+        yield league.calibrate, f"{len(pairs)}", f"{len(worse)}", f"{max(worse, default=0.0):.1%}"
 
 
 def _table(titles: Sequence[str], rows: Iterator[Sequence[str]]) -> str:
@@ -212,7 +237,7 @@ def _groups(leagues: Sequence[League]) -> Iterator[Sequence[str]]:
 def _figures(each: RowGroupErrors) -> Iterator[str]:
     yield f"{each.n:,}"
     yield from (f"{value:.1%}" for value in (each.mean_ape, each.median_ape, each.p90_ape))
-    yield from (f"{each.bias:+.1%}", f"{each.interval_coverage:.1%}")
+    yield from (f"{each.bias:+.1%}", f"{each.interval_coverage:.1%}", f"{each.uncalibrated_mean_ape:.1%}")
 
 
 _LAYOUTS = """Predictions are often used to choose a layout. This table shows how often they choose well. A

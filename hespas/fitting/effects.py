@@ -32,12 +32,14 @@ __all__ = [
     "FitRows",
     "LevelEffect",
     "Posterior",
+    "RowPairs",
     "StepFactorFit",
     "TextColumn",
     "apply_factors",
     "attribute_errors",
     "cell_correction",
     "central_rows",
+    "correct_by_pairs",
     "factors_of",
     "fit_effects",
     "fit_step_factor",
@@ -112,6 +114,8 @@ _ROUNDS = 4
 """Number of alternating updates of weights and fit."""
 _GROUP = ("source", "model", "accelerator")
 """Columns of a group, whose rows are held out together."""
+_CELL = ("source", "accelerator")
+"""Columns of a cell: a software stack on an accelerator."""
 _STACK = ("family", "source", "accelerator")
 """Columns that factors distinguish."""
 _MIN_SHARE = 0.005
@@ -120,6 +124,14 @@ _CELL_POOL, _SOURCE_POOL = 2.0, 4.0
 """Number of groups of an accelerator and stack that have the weight of all other groups of the stack, and
 number of groups of a stack that have the weight of all other stacks. Round figures, chosen with the
 development rows in view.
+"""
+_STACK_POOL = 2.0
+"""Number of cells of a stack that have the weight of all cells of other stacks in decisions on the correction
+by one row. A round figure, chosen with the development rows in view.
+"""
+_PAIR_CONFIDENCE = 1.0
+"""Standard errors by which a gain must exceed 0 in these decisions, which average over all choices of the
+row: the rule of one standard error (Breiman et al. 1984).
 """
 
 
@@ -286,52 +298,80 @@ def cell_correction(fit: EffectFit, table: FitRows, source: str, accelerator: st
     if not several:
         return CellCorrection(1.0, residual, deviation)
     correction = fit.target - residual
-    share = best_share(fit.target, correction, _evidence(groups, in_cell, in_source), groups)
+    levels = ((in_cell, _CELL_POOL), (in_source & ~in_cell, _SOURCE_POOL), (~in_source, 0.0))
+    share = best_share(fit.target, correction, _evidence(groups, levels), groups)
     return CellCorrection(share, fit.target - share * correction, _mixed_deviation(deviation, prior, share))
 
 
-_OWN_SPREAD = 0.06
-"""Standard deviation of the part of a row's error that the other rows of its cell do not have: that of the
-effect of a group (:data:`EFFECTS`).
+_OWN_SPREAD = 0.09
+"""Standard deviation of errors of rows within a cell: a round figure near the median of the development
+rows.
 """
+_ROUNDING = 1e-12
+"""Size below which the product of two logarithms may be a rounding error."""
 
 
-def single_row_share(log_error: float) -> float:
-    """Return the share of the correction by one row to apply: near 1 if the error of the row is much larger
-    than what the row has of its own, and 0 if it is not (positive-part estimator: James and Stein 1961).
+def single_row_share(log_error: float, expected: float) -> float:
+    """Return the share of the correction by one row to apply, from the error of this row and the error that
+    the calibration rows of other cells predict for it (``expected``).
+
+    Errors of equal signs confirm each other, and the share is 1. An error of the other sign may be of this
+    row only. The share is then near 1 if it is much larger than the spread of rows within a cell, and 0 if it
+    is not (positive-part estimator: James and Stein 1961).
     """
-    return max(0.0, 1.0 - (_OWN_SPREAD / log_error) ** 2) if log_error else 0.0
+    if log_error * expected > -_ROUNDING:
+        return 1.0
+    return max(0.0, 1.0 - (_OWN_SPREAD / log_error) ** 2)
 
 
-def share_from_other_cells(
-    table: FitRows, mean: FloatArray, tested: BoolArray, source: str, accelerator: str
-) -> float:
+class RowPairs(NamedTuple):
+    """Corrections of rows by single rows of the same cell, one for each ordered pair of measured rows.
+
+    ``row`` is the index of the corrected row, ``correction`` the logarithm of its factor, both of shape
+    ``(pairs,)``.
+    """
+
+    row: IntArray
+    correction: FloatArray
+
+
+def correct_by_pairs(covariance: FloatArray, table: FitRows) -> RowPairs:
+    """Correct every measured row by a fit to each other measured row of its cell alone. O(rows^2)."""
+    cells = np.array(table.joined_keys(_CELL))
+    pairs = (cells[:, None] == cells) & ~np.eye(len(table), dtype=np.bool_)
+    measured = ~np.isnan(table.log_error)
+    fitted, corrected = np.nonzero(pairs & measured[:, None] & measured)
+    variance = np.diag(covariance) + _NOISE**2 + table.rounding**2
+    gain = covariance[fitted, corrected] / variance[fitted]
+    return RowPairs(corrected, gain * table.log_error[fitted])
+
+
+def share_from_other_cells(table: FitRows, pairs: RowPairs, source: str, accelerator: str) -> float:
     """Return the share of the correction to apply in a cell (a software stack on an accelerator) that is
     corrected by one row.
 
-    It is the share with the lowest errors on the ``tested`` rows of other cells, which ``mean`` corrects in
-    the same way. Cells of the same stack have the most weight. Without other cells nothing can be tested, and
-    the correction is applied.
+    It is the share with the lowest errors on ``pairs`` of other cells, so the decision does not depend on the
+    choice of rows there. Cells of the same stack have the most weight. Without other cells nothing can be
+    tested, and the correction is applied.
     """
-    sources, accelerators = (np.array(table.keys[name]) for name in ("source", "accelerator"))
-    in_source = sources == source
-    others = np.flatnonzero(tested & ~(in_source & (accelerators == accelerator)))
-    if not len(others):
+    cells = np.array(table.joined_keys(_CELL))[pairs.row]
+    others = cells != "\0".join((source, accelerator))
+    if not others.any():
         return 1.0
-    cells = np.array(table.joined_keys(("source", "accelerator")))
-    weight = _evidence(cells[others], np.zeros(len(others), np.bool_), in_source[others])
-    return best_share(table.log_error[others], mean[others], weight, cells[others])
+    in_source = np.array(table.keys["source"])[pairs.row[others]] == source
+    weight = _evidence(cells[others], ((in_source, _STACK_POOL), (~in_source, 0.0)))
+    error = table.log_error[pairs.row[others]]
+    return best_share(error, pairs.correction[others], weight, cells[others], _PAIR_CONFIDENCE)
 
 
-def _evidence(groups: TextColumn, in_cell: BoolArray, in_source: BoolArray) -> FloatArray:
-    """Return the weight of each row in the decision about a cell; the weights sum to 1. Rows of the cell have
-    most weight, then rows of its software stack, then all others. Within each of these three levels, all
-    groups have equal weights, and so have all rows of a group.
+def _evidence(groups: TextColumn, levels: Sequence[tuple[BoolArray, float]]) -> FloatArray:
+    """Return the weight of each row in the decision about a cell; the weights sum to 1. ``levels`` are masks
+    of rows in descending order of their weight, each with the number of groups that have the weight of all
+    later levels. Within a level, all groups have equal weights, and so have all rows of a group.
     """
     _, number, size = np.unique(groups, return_inverse=True, return_counts=True)
     row_share = 1.0 / size[number.reshape(-1)]
     weight, remaining = np.zeros(len(groups)), 1.0
-    levels = ((in_cell, _CELL_POOL), (in_source & ~in_cell, _SOURCE_POOL), (~in_source, 0.0))
     for members, pool in levels:
         count = float(row_share[members].sum())
         if count > 0:
@@ -374,7 +414,7 @@ def central_rows(covariance: FloatArray, table: FitRows, preferred: Sequence[Boo
     sum of squared correlations with the others, so that all of them count alike. The row is chosen from the
     first mask in ``preferred`` that has rows of that accelerator and stack.
     """
-    texts = table.joined_keys(("source", "accelerator"))
+    texts = table.joined_keys(_CELL)
     chosen: list[int] = []
     for cell in dict.fromkeys(texts):
         members = np.array([text == cell for text in texts])

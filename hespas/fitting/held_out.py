@@ -74,14 +74,18 @@ def first_of_best(errors: Sequence[float], rows: float = inf) -> int:
 
 
 def best_share(
-    error: FloatArray, correction: FloatArray, weight: FloatArray, units: NDArray[np.str_]
+    error: FloatArray,
+    correction: FloatArray,
+    weight: FloatArray,
+    units: NDArray[np.str_],
+    confidence: float = _CONFIDENCE,
 ) -> float:
     """Return the fraction of corrections to apply: the fraction with the greatest reliable gain on held-out
     rows, or 0.
 
     ``error`` and ``correction`` are logarithms of factors of held-out rows, whose ``weight`` has the sum 1.
     Rows of one unit (equal text in ``units``) have similar errors. The reliable gain is the mean reduction of
-    errors, less :data:`_CONFIDENCE` standard errors of this mean over units.
+    errors, less ``confidence`` standard errors of this mean over units.
     """
     errors = np.abs(np.expm1(np.multiply.outer(_SHARES, correction) - error))
     gain = errors[0] - errors
@@ -94,7 +98,7 @@ def best_share(
     mean = gain @ weight
     unit_gain = np.array([np.bincount(unit, weight * row) for row in gain]) / np.maximum(unit_weight, 1e-300)
     std_error = np.sqrt((unit_weight**2 * (unit_gain - mean[:, None]) ** 2).sum(axis=1) / (1.0 - spread))
-    return _SHARES[int(np.argmax(mean - _CONFIDENCE * std_error))]
+    return _SHARES[int(np.argmax(mean - confidence * std_error))]
 
 
 _SIDE = 0.95

@@ -9,20 +9,27 @@ from hespas.fitting.effects import (
     COMPONENTS,
     FitRows,
     central_rows,
+    correct_by_pairs,
     factors_of,
     fit_effects,
     fit_step_factor,
+    share_from_other_cells,
+    single_row_share,
 )
 from hespas.graph.columns import FloatArray
 
 PRODUCTS, ATTENTION = COMPONENTS.index("products"), COMPONENTS.index("attention")
 
 
-def facts(shares: FloatArray, log_error: FloatArray, sources: list[str] | None = None) -> FitRows:
-    """Rows of one accelerator, half products and half attention or as said."""
+def facts(
+    shares: FloatArray,
+    log_error: FloatArray,
+    sources: list[str] | None = None,
+    accelerators: list[str] | None = None,
+) -> FitRows:
+    """Return rows with these shares and errors, of one stack and accelerator unless stated."""
     count = len(log_error)
     constant = {
-        "accelerator": "H100",
         "family": "Hopper",
         "precision": "16bit",
         "kind": "dense",
@@ -30,6 +37,7 @@ def facts(shares: FloatArray, log_error: FloatArray, sources: list[str] | None =
     }
     keys = {name: [value] * count for name, value in constant.items()}
     keys["source"] = sources or ["here"] * count
+    keys["accelerator"] = accelerators or ["H100"] * count
     keys["model"] = [f"model {number % 5}" for number in range(count)]
     return FitRows(
         shares=shares, log_error=log_error, weight=np.ones(count), rounding=np.zeros(count), keys=keys
@@ -109,6 +117,56 @@ def test_a_row_without_variance_is_not_the_central_one() -> None:
     [chosen] = central_rows(covariance, rows, [everyone])
     assert chosen != 0
     assert [chosen] == central_rows(covariance, rows, [np.arange(9) > 0])
+
+
+@pytest.mark.parametrize(
+    ("log_error", "expected", "low", "high"),
+    [
+        (0.02, 0.01, 1.0, 1.0),  # small errors of equal signs confirm each other
+        (-0.30, -0.01, 1.0, 1.0),
+        (0.05, 0.0, 1.0, 1.0),  # no other row has a common effect
+        (0.05, -1e-17, 1.0, 1.0),  # a rounding error
+        (0.08, -0.02, 0.0, 0.0),  # of the row only
+        (-0.50, 0.02, 0.9, 1.0),  # too large for that
+    ],
+)
+def test_a_row_that_contradicts_other_cells_needs_a_large_error(
+    log_error: float, expected: float, low: float, high: float
+) -> None:
+    assert low <= single_row_share(log_error, expected) <= high
+
+
+def test_corrections_by_pairs_equal_fits_to_single_rows() -> None:
+    accelerators = ["A", "A", "A", "A", "B", "B"]
+    rows = facts(mixed(6), np.array([0.3, -0.1, 0.2, np.nan, 0.1, 0.0]), accelerators=accelerators)
+    covariance = rows.covariance()
+    pairs = correct_by_pairs(covariance, rows)
+    assert pairs.row.tolist() == [1, 2, 0, 2, 0, 1, 5, 4]
+    fit = fit_effects(covariance, rows, np.arange(6) == 2, rounds=0)
+    expected = fit.posterior(np.arange(6) < 2).mean
+    assert pairs.correction[4:6] == pytest.approx(expected)
+
+
+def test_the_share_of_a_cell_comes_from_how_alike_rows_of_other_cells_are() -> None:
+    """Rows of all cells have the same mean error. In one table they are alike, in the other they are not."""
+    scatter = np.random.default_rng(5).permutation(np.linspace(-0.2, 0.3, 60))
+    names = [f"A{number % 6}" for number in range(60)]
+    shares: list[float] = []
+    for errors in (np.full(60, 0.2), scatter):
+        rows = facts(mixed(60), errors, accelerators=names)
+        pairs = correct_by_pairs(rows.covariance(), rows)
+        shares.append(share_from_other_cells(rows, pairs, "here", "A0"))
+        own_errors = np.where(np.array(names) == "A0", 9.0, errors)
+        other = facts(mixed(60), own_errors, accelerators=names)
+        other_pairs = correct_by_pairs(other.covariance(), other)
+        assert share_from_other_cells(other, other_pairs, "here", "A0") == shares[-1]
+    assert shares == [1.0, 0.0]
+
+
+def test_a_single_cell_is_corrected_in_full() -> None:
+    rows = facts(mixed(6), np.full(6, 0.2))
+    pairs = correct_by_pairs(rows.covariance(), rows)
+    assert share_from_other_cells(rows, pairs, "here", "H100") == 1.0
 
 
 @pytest.mark.parametrize("count", [3, 4, 8])

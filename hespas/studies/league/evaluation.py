@@ -20,6 +20,7 @@ from hespas.fitting.effects import (
     attribute_errors,
     cell_correction,
     central_rows,
+    correct_by_pairs,
     fit_effects,
     scale_posterior,
     share_from_other_cells,
@@ -89,6 +90,12 @@ class EvaluatedRow:
     def relative_error(self) -> float:
         """Return (predicted - published) / published."""
         return self.predicted_ms / self.published_ms - 1 if self.published_ms > 0 else nan
+
+    @property
+    def uncalibrated_error(self) -> float:
+        """Return the relative error of the prediction without calibration."""
+        uncalibrated_ms = self.row.predicted.time_ns / 1e6
+        return uncalibrated_ms / self.published_ms - 1 if self.published_ms > 0 else nan
 
     @property
     def inside(self) -> bool:
@@ -232,9 +239,9 @@ def _correct_by_single_rows(rows: FitRows, groups: TextColumn, complete: BoolArr
     """Return corrections that are fitted to one row of each cell. A cell is the runs of one source on one
     accelerator.
 
-    A ``complete`` row, which needs no assumption, is preferred. A small error of this row changes nothing,
-    because it may be its own (:func:`hespas.fitting.effects.single_row_share`). The correction of a cell is
-    multiplied by the share (0 to 1) that lowers the errors of the other cells most.
+    A ``complete`` row, which needs no assumption, is preferred. The correction of a cell is multiplied by two
+    shares (0 to 1): the trust in its row (:func:`hespas.fitting.effects.single_row_share`), and the share
+    that lowers the errors of other cells most.
     """
     measured, calibrating = ~np.isnan(rows.log_error), np.zeros(len(rows), np.bool_)
     covariance = rows.covariance()
@@ -247,12 +254,13 @@ def _correct_by_single_rows(rows: FitRows, groups: TextColumn, complete: BoolArr
     prior = np.sqrt(np.diag(fit.covariance))
     mean, deviation = np.zeros(len(rows)), prior.copy()
     cells = list(zip(rows.keys["source"], rows.keys["accelerator"], strict=True))
-    used = {cells[row]: single_row_share(float(rows.log_error[row])) for row in np.flatnonzero(calibrating)}
-    reliable = np.array([used.get(cell, 0.0) for cell in cells])
-    posterior = replace(posterior, mean=posterior.mean * reliable)
+    unexpected, _ = fit.held_out(np.array(["\0".join(cell) for cell in cells]))
+    errors = zip(fit.rows.tolist(), fit.target.tolist(), unexpected.tolist(), strict=True)
+    trust = {cells[row]: single_row_share(error, error - residual) for row, error, residual in errors}
+    pairs = correct_by_pairs(covariance, rows)
     for cell in dict.fromkeys(cells):
         members = np.array([row_cell == cell for row_cell in cells], np.bool_)
-        share = share_from_other_cells(rows, posterior.mean, tested, *cell)
+        share = trust.get(cell, 0.0) * share_from_other_cells(rows, pairs, *cell)
         own = Posterior(posterior.mean[members], posterior.deviation[members])
         scaled = scale_posterior(own, prior[members], share)
         mean[members], deviation[members] = scaled.mean, scaled.deviation

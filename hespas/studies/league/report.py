@@ -143,7 +143,7 @@ def _error_views(league: League) -> list[Block]:
     """Return tables of the errors by group, and of the errors of the naive baselines."""
     groups = (
         (group.by, group.value, group.n, group.mean_ape, group.median_ape, group.p90_ape, group.bias,
-         group.interval_coverage)
+         group.uncalibrated_mean_ape, group.interval_coverage)
         for group in league.groups
     )  # fmt: skip
     by_group = (
@@ -151,7 +151,7 @@ def _error_views(league: League) -> list[Block]:
         *columns("count", "rows"),
         *columns("number", "mean", "median", "P90", write=_PERCENT),
         *columns("number", "bias", write=_SIGNED),
-        *columns("number", "interval coverage", write=_PERCENT),
+        *columns("number", "mean without calibration", "interval coverage", write=_PERCENT),
     )
     baselines = (
         (baseline.name, baseline.n, baseline.mean_ape, baseline.median_ape, baseline.p90_ape)

@@ -46,9 +46,12 @@ _MAX_COUNT_RATIO = 2.0
 
 
 class RowGroupErrors(GroupErrors, frozen=True, kw_only=True):
-    """Errors of a group of league rows with one calibration."""
+    """Errors of a group of league rows with one calibration. ``uncalibrated_mean_ape`` is the mean error of
+    the same rows without calibration.
+    """
 
     calibrate: Calibration
+    uncalibrated_mean_ape: Figure
 
 
 def _cell(column: str) -> Callable[[EvaluatedRow], str]:
@@ -83,6 +86,7 @@ def group_errors(rows: Sequence[EvaluatedRow], calibrate: Calibration) -> Iterat
         yield RowGroupErrors.of(
             (row.relative_error for row in members),
             calibrate=calibrate,
+            uncalibrated_mean_ape=sum(abs(row.uncalibrated_error) for row in members) / len(members),
             by=by,
             value=value,
             interval_coverage=sum(row.inside for row in members) / len(members),
