@@ -9,7 +9,7 @@ Intermediate values have names, called ports, by which other passes read them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hespas.generators.llm.kernels import AttentionShape, KernelWriter, TensorSpec, Value
 from hespas.generators.llm.model import Attention, LatentAttention
@@ -33,6 +33,7 @@ __all__ = [
     "queries_and_keys",
     "recompute_core",
     "recompute_exchange",
+    "unsaved_keys",
 ]
 
 
@@ -385,6 +386,23 @@ def recompute_exchange(
     exchange = _exchange(r, block)
     if exchange:
         exchange.exchange(k, key, qkv)
+
+
+def unsaved_keys(r: ModelRank, k: KernelWriter, block: Attention, key: str) -> Value:
+    """Add the recomputation of the matmuls whose results selective checkpointing per operation does not save:
+    the keys, and the output projection unless its sum over tensor-parallel ranks is saved. Return the
+    queries, keys and values, of which position embeddings are recomputed too. They have the port ``qkv``.
+    """
+    heads, kv_heads = heads_of(r, block)
+    keys = replace(qkv_layer(r, block), name="k", outputs=kv_heads * block.head_dim)
+    out = r.column(k, keys, f"{key}.norm", f"{key}.qkv_input")
+    if r.layout.tp == 1:
+        r.linear(k, projection(r, block), f"{key}.core")
+    if r.model.positions != "rope":
+        k.name_port(f"{key}.qkv", out)
+        return out
+    turned = TensorSpec((r.tokens, (heads + kv_heads) * block.head_dim), r.precision.compute)
+    return k.vector("rope", "rope", [turned], [turned], after=[out], port=f"{key}.qkv")
 
 
 def projection(r: ModelRank, block: Attention | LatentAttention) -> LinearLayer:

@@ -14,7 +14,7 @@ more expert-parallel ranks than experts per token, tokens are sent only to the r
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import comb, expm1, log1p, prod
 from typing import NamedTuple
 
@@ -35,6 +35,7 @@ __all__ = [
     "mlp_layers",
     "reached_parts",
     "shared_expert",
+    "unsaved_half",
 ]
 
 
@@ -79,6 +80,17 @@ def activation(r: ModelRank, k: KernelWriter, block: Mlp, key: str, x: Value) ->
     fc1, fc2 = mlp_layers(r, block)
     reads, writes = [r.value(r.tokens, fc1.outputs)], [r.value(r.tokens, fc2.inputs)]
     return k.vector("activation", block.activation, reads, writes, after=[x], port=f"{key}.act")
+
+
+def unsaved_half(r: ModelRank, k: KernelWriter, block: Mlp, key: str) -> Value:
+    """Add the recomputation of the matmul that selective checkpointing per operation does not save: the
+    second of the two whose results are multiplied. Return the input of the activation function.
+    """
+    fc1, _ = mlp_layers(r, block)
+    if not block.gated:
+        return f"{key}.fc1"
+    second = replace(fc1, name="fc1_second", outputs=fc1.outputs // 2)
+    return r.column(k, second, f"{key}.norm", f"{key}.fc1_input")
 
 
 def _activation_backward(

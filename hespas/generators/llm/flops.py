@@ -156,7 +156,7 @@ def hardware_flops(model: Model, training: Training, layout: Layout | None = Non
                 scores = 0.0
                 if isinstance(block, Attention | LatentAttention):
                     scores = 2.0 * block.heads * block.head_dim * _pairs(block, seq, Convention.EXACT)
-                recomputed += scores + _recomputed_flops(block, training, index, model.hidden)
+                recomputed += scores + _recomputed_flops(block, training, index, model.hidden, layout.tp)
     stage_ranks = layout.ranks / layout.pp
     ranks = sum(_flops_without_adapters(model, layout, training)) * stage_ranks
     repeated = ranks - training.global_batch * forward_flops(model, seq, Convention.EXACT)
@@ -209,9 +209,9 @@ def _padding_elements(block: Block, hidden: int, training: Training) -> float:
     return block.topk * expert_parameters(block, hidden) * (training.expert_load - 1)
 
 
-def _recomputed_flops(block: Block, training: Training, index: int, hidden: int) -> float:
+def _recomputed_flops(block: Block, training: Training, index: int, hidden: int, tp: int) -> float:
     """Return the forward FLOPs of a sequence that the backward pass of the ``index``-th layer of a stage
-    recomputes.
+    recomputes on all ``tp`` tensor-parallel ranks.
     """
     recompute, seq = training.recompute, training.seq
     attention = attention_flops(block, seq, Convention.EXACT)
@@ -220,6 +220,11 @@ def _recomputed_flops(block: Block, training: Training, index: int, hidden: int)
     if recompute.whole(index):
         return matrices + attention
     match block:
+        case Attention() if recompute.per_operation and recompute.covers("qkv", index):
+            heads = block.kv_heads + (block.heads if tp == 1 else 0)  # keys, and the output projection
+            return 2.0 * seq * hidden * block.head_dim * heads
+        case Mlp() if recompute.per_operation and recompute.covers("mlp_act", index):
+            return 2.0 * seq * hidden * block.ffn if block.gated else 0.0
         case Attention() | LatentAttention():
             core = attention if recompute.covers("core_attn", index) else 0.0
             projected = 0.0  # elements of the recomputed projections of queries, keys and values

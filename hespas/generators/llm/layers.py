@@ -18,6 +18,7 @@ from hespas.generators.llm.attention import (
     queries_and_keys,
     recompute_core,
     recompute_exchange,
+    unsaved_keys,
 )
 from hespas.generators.llm.feedforward import (
     activation,
@@ -26,6 +27,7 @@ from hespas.generators.llm.feedforward import (
     expert_activation,
     forward_experts,
     forward_mlp,
+    unsaved_half,
 )
 from hespas.generators.llm.kernels import KernelWriter, TensorSpec, Value
 from hespas.generators.llm.mamba import backward_mamba, forward_mamba
@@ -337,6 +339,8 @@ def _recompute(r: ModelRank, k: KernelWriter, block: Block, key: str, covered: s
         for port in ("qkv_input", "fc1_input", "in_input", "shared.fc1_input"):
             k.name_port(f"{key}.{port}", normed)
     match block:
+        case Attention() if r.training.recompute.per_operation and "qkv" in covered:
+            recompute_exchange(r, k, block, key, unsaved_keys(r, k, block, key))
         case Attention() | LatentAttention():
             if "qkv" in covered:
                 recompute_exchange(r, k, block, key, queries_and_keys(r, k, block, key, f"{key}.norm"))
@@ -345,7 +349,8 @@ def _recompute(r: ModelRank, k: KernelWriter, block: Block, key: str, covered: s
             if "core_attn" in covered:
                 recompute_core(r, k, block, key)
         case Mlp() if "mlp_act" in covered:
-            activation(r, k, block, key, f"{key}.fc1")
+            by_operation = r.training.recompute.per_operation
+            activation(r, k, block, key, unsaved_half(r, k, block, key) if by_operation else f"{key}.fc1")
         case Experts() if "moe_act" in covered:
             expert_activation(r, k, block, key, f"{key}.fc1")
         case _:

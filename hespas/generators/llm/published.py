@@ -517,7 +517,7 @@ _MODULES: Mapping[str, str] = {
 }
 _POLICIES: Mapping[str, tuple[str, ...]] = {
     "every other layer": ("block",),
-    "per-op": ("layernorm", "mlp_act", "qkv"),  # every second product is saved, and attention
+    "per-op": ("layernorm", "mlp_act", "qkv"),  # the results of attention and some matmuls are saved
     # MaxText: minimal saves the results of all products, minimal_flash also of fused attention
     "minimal_flash": ("layernorm", "mlp_act"),
     "minimal": ("layernorm", "mlp_act", "core_attn"),

@@ -125,7 +125,8 @@ class Recompute:
     ``every``-th layer, from the first one on. ``offloaded`` names modules, or tensors by MaxText's names,
     whose activations are moved to the host in the same layers. ``per_operation``: a layer saves only its
     input, the results of attention and of sums over tensor-parallel ranks, and the result of every second
-    matmul from the first one on (torchtitan's selective checkpointing).
+    matmul from the first one on (torchtitan's selective checkpointing). In layers with grouped-query
+    attention and gates it recomputes the keys, the output projection and the second matmul of gates.
     """
 
     modules: frozenset[str] = frozenset()

@@ -255,8 +255,12 @@ def _correct_by_single_rows(rows: FitRows, groups: TextColumn, complete: BoolArr
     mean, deviation = np.zeros(len(rows)), prior.copy()
     cells = list(zip(rows.keys["source"], rows.keys["accelerator"], strict=True))
     unexpected, _ = fit.held_out(np.array(["\0".join(cell) for cell in cells]))
-    errors = zip(fit.rows.tolist(), fit.target.tolist(), unexpected.tolist(), strict=True)
-    trust = {cells[row]: single_row_share(error, error - residual) for row, error, residual in errors}
+    fitted: list[int] = fit.rows.tolist()
+    expected = fit.target - unexpected
+    trust = {
+        cells[row]: single_row_share(float(fit.target[place]), float(expected[place]))
+        for place, row in enumerate(fitted)
+    }
     pairs = correct_by_pairs(covariance, rows)
     for cell in dict.fromkeys(cells):
         members = np.array([row_cell == cell for row_cell in cells], np.bool_)

@@ -135,6 +135,24 @@ def test_hardware_flops_are_those_of_the_graph(model: Model, recompute: str) -> 
     assert made == pytest.approx(hardware_flops(model, settings, layout), rel=1e-9)
 
 
+@pytest.mark.parametrize("tp", [1, 2])
+def test_every_second_matmul_is_computed_again_by_operation(tp: int) -> None:
+    """The keys, the output projection (unless its sum over ranks is saved), and the second of two gates."""
+    modules = frozenset({"layernorm", "mlp_act", "qkv"})
+    again = Recompute(modules=modules, per_operation=True)
+    settings, layout = training(recompute=again), Layout(tp=tp)
+    made = product_flops(step(DENSE, layout, recompute=again))
+    assert made == pytest.approx(hardware_flops(DENSE, settings, layout), rel=1e-9)
+    attention, mlp = DENSE.layers[0]
+    assert isinstance(attention, Attention)
+    assert isinstance(mlp, Mlp)
+    heads = attention.kv_heads + (attention.heads if tp == 1 else 0)
+    matrices = DENSE.hidden * (heads * attention.head_dim + mlp.ffn)
+    extra = hardware_flops(DENSE, settings, layout) - hardware_flops(DENSE, training(), layout)
+    tokens = settings.global_batch * settings.seq
+    assert extra == pytest.approx(2.0 * tokens * matrices * len(DENSE.layers))
+
+
 def test_layers_that_are_computed_again_are_the_first_of_each_stage() -> None:
     settings = training(recompute=Recompute(modules=frozenset({"block"}), layers=1))
     base = hardware_flops(DENSE, training())
