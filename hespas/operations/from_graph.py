@@ -558,6 +558,8 @@ def _strided(graph: OpGraph, elementwise: BoolArray, streamed: BoolArray) -> Flo
     has_result = results.offsets[1:] > results.offsets[:-1]
     uses_order = fused | (streamed & ~elementwise)
     for traversal, is_compared in ((by_shape, elementwise & ~fused), (by_order, uses_order)):
+        if not is_compared.any():
+            continue
         of_result = np.where(has_result, traversal[results.values[first]], _ANY_ORDER)[node]
         of_operand = traversal[operands.values]
         differs = is_compared[node] & (of_operand != of_result)
@@ -591,9 +593,9 @@ def scattered_elements(graph: OpGraph, elementwise: BoolArray, moves: BoolArray)
     operands, results = graph.operands, graph.results
     candidates = (elementwise | moves) & (graph.op_class != int(OpClass.FUSION))
     candidates &= results.offsets[1:] > results.offsets[:-1]
-    mine = np.flatnonzero(candidates[operands.row_ids])
-    mine = mine[is_apart[operands.values[mine]]]
-    node = operands.row_ids[mine]
+    mine = np.flatnonzero(is_apart[operands.values])
+    node = np.searchsorted(operands.offsets, mine, side="right") - 1
+    mine, node = mine[candidates[node]], node[candidates[node]]
     first = results.values[results.offsets[:-1][node]]
     elements = np.array([prod(graph.types.shape(row)) for row in range(len(graph.types))], np.float64)
     # The rows of a result that is laid out likewise are traversed along the operand's lines.
@@ -611,7 +613,7 @@ def _transposes(graph: OpGraph, candidates: BoolArray) -> IntArray:
     ends of the other.
     """
     operands, results = graph.operands, graph.results
-    node = operands.row_ids
+    node = operands.row_ids if candidates.any() else np.empty(0, np.int64)
     mine = np.flatnonzero(candidates[node])
     if not len(mine):
         return mine
