@@ -232,8 +232,8 @@ def simulated_step(done: NodeEstimates) -> Simulation | None:
 
 
 class DeviceEnergy(msgspec.Struct, frozen=True, kw_only=True):
-    """Energy of one device in a step [J] with its interval, a mean over all ranks; ``source`` names the power
-    that it rests on.
+    """Energy of one device in a step [J], a mean over all ranks, with an interval from the power and from the
+    time of the step. ``source`` states the assumed power.
     """
 
     energy_j: Figure
@@ -244,13 +244,22 @@ class DeviceEnergy(msgspec.Struct, frozen=True, kw_only=True):
 
 def device_energy(step: Simulation, hardware: str) -> DeviceEnergy | None:
     """Return the energy of one device in a simulated step, as :func:`hespas.api.plan` computes it without a
-    price file; None if the design power of the device or all times are unknown.
+    price file.
+
+    Returns None if the design power of the device or all times are unknown, and for a recording, whose waits
+    are those of another device.
     """
+    from hespas.api.simulation_result import recorded_step_of
+
     device = load_device(hardware)
     terms = Prices(rows={}).of_device(device)
     if isnan(terms.tdp_w) or (step.is_lower_bound and not step.step_ns):
         return None
-    low_j, energy_j, high_j = terms.power.energy_j(terms.tdp_w, *step.device_times().by_power_ns)
+    if recorded_step_of(step.workload, estimated=True) is not None:
+        return None
+    low_j, energy_j, high_j = terms.power.energy_j(
+        terms.tdp_w, step.device_times().by_power_ns, step.relative_interval
+    )
     return DeviceEnergy(energy_j=energy_j, low_j=low_j, high_j=high_j, source=terms.power_source)
 
 

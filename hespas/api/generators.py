@@ -29,6 +29,7 @@ __all__ = [
     "ExpertCapacity",
     "ExpertImbalance",
     "GradientPrecision",
+    "LlmModel",
     "SequenceLength",
     "StepFramework",
     "StepLaunch",
@@ -48,7 +49,7 @@ _OVERLAPS = (
     "gradients", "parameters", "tensor", "tensor_backward", "experts", "pipeline", "context", "microbatches",
 )  # fmt: skip
 
-_Model = Annotated[
+LlmModel = Annotated[
     "str | Model",
     Option(
         "Built-in model or model file.",
@@ -209,7 +210,7 @@ _COMMON_PARAMETERS = frozenset(
     ServingStep="hespas.generators.llm:ServingStep",
 )
 def llm_step(
-    model: _Model,
+    model: LlmModel,
     *,
     dp: _Dp = 1,
     tp: _Tp = 1,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from heapq import heapify, heappop, heappush
-from math import inf
+from math import inf, nan
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from hespas.api.lowering import STEP_ESTIMATOR
@@ -234,7 +234,7 @@ class LayoutSearch:
             return step_ns
         if self.objective == "price":
             return self._price(machine, step_ns)
-        return machine.devices * machine.terms.power.energy_j(machine.terms.tdp_w, *work_ns)[1]
+        return machine.devices * machine.terms.power.energy_j(machine.terms.tdp_w, work_ns, (nan, nan))[1]
 
     def _own_value(self, row: PlanRow) -> float:
         by_objective = {"time": row.step_ns, "price": row.price_per_million_tokens, "energy": row.energy_j}
@@ -249,7 +249,9 @@ class LayoutSearch:
         times = done.device_times()
         low_j, energy_j, high_j = (
             machine.devices * energy
-            for energy in machine.terms.power.energy_j(machine.terms.tdp_w, *times.by_power_ns)
+            for energy in machine.terms.power.energy_j(
+                machine.terms.tdp_w, times.by_power_ns, done.relative_interval
+            )
         )
         return PlanRow(
             settings=candidate.by_name(),

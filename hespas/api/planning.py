@@ -13,7 +13,7 @@ from hespas.api.generators import (
     ExpertCapacity,
     ExpertImbalance,
     GradientPrecision,
-    SequenceLength,
+    LlmModel,
     StepFramework,
     StepLaunch,
     StepOverlap,
@@ -30,7 +30,7 @@ from hespas.generators.llm.model_file import named_model
 from hespas.generators.llm.space import AXES
 from hespas.generators.llm.step import training_facts
 from hespas.graph import Diagnostics, Workload, step_facts
-from hespas.graph.errors import FormatError, UnsupportedError, UsageError, clipped
+from hespas.graph.errors import UnsupportedError, UsageError, clipped
 from hespas.graph.hints import DEVICE, AtLeast, AtMost, NonNegativeInt, Option
 from hespas.graph.progress import Progress
 from hespas.graph.workload import StepFacts
@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 
 __all__ = ["plan"]
 
+_SEQ = 4096
+"""Default sequence length [tokens]."""
 _SPACE, _STEP, _SEARCH = "Search space", "Step", "Search"
 """Headings of ``--help``."""
 
@@ -79,17 +81,6 @@ def _axis(help_text: str) -> Option:
 
 _Numbers = int | Sequence[int] | None
 _Words = str | Sequence[str] | None
-_Model = Annotated[
-    str,
-    Option(
-        "Built-in model or model file.",
-        metavar="MODEL|FILE.toml",
-        completes="models",
-        is_argument=True,
-        access="reads",
-        is_required=False,
-    ),
-]
 _From = Annotated[
     str | Path | Workload | None,
     Option(
@@ -127,6 +118,12 @@ _Links = Annotated[
         panel=DEVICE,
         parse=_factors,
         default_text="1",
+    ),
+]
+_Sequence = Annotated[
+    NonNegativeInt,
+    Option(
+        "Set the sequence length in tokens (0: as in `source`, else 4096).", metavar="TOKENS", panel=_STEP
     ),
 ]
 _GlobalBatch = Annotated[
@@ -195,16 +192,16 @@ _Top = Annotated[
 ]
 
 
-@checked(System="hespas.hardware:System")
+@checked(Model="hespas.generators.llm:Model", System="hespas.hardware:System")
 def plan(
-    model: _Model = "",
+    model: LlmModel = "",
     *,
     source: _From = None,
     devices: _Devices,
     hardware: _Hardware = None,
     system: _System = None,
     link_bandwidth: _Links = 1.0,
-    seq: SequenceLength = 4096,
+    seq: _Sequence = 0,
     global_batch: _GlobalBatch = 0,
     precision: StepPrecision = "bf16",
     gradient_precision: GradientPrecision = "f32",
@@ -265,7 +262,7 @@ def plan(
     chosen: str | Model = model
     facts: StepFacts | None = None
     if source is not None:
-        chosen, global_batch, facts = _source_model(source, seq, global_batch, precision, sink)
+        chosen, seq, global_batch, facts = _source_model(source, seq, global_batch, precision, sink)
     if "microbatches" in overlap.split(","):
         raise UnsupportedError(
             "layouts whose token dispatch overlaps another micro-batch have no lower bound",
@@ -274,8 +271,9 @@ def plan(
     if not global_batch:
         raise UsageError("`global_batch` is required", hint="`global_batch=256`")
     step = llm_step(
-        chosen, seq=seq, global_batch=global_batch, precision=precision, framework=framework, launch=launch,
-        gradient_precision=gradient_precision, capacity=capacity, imbalance=imbalance, overlap=overlap,
+        chosen, seq=seq or _SEQ, global_batch=global_batch, framework=framework, launch=launch,
+        precision=precision, gradient_precision=gradient_precision, capacity=capacity, imbalance=imbalance,
+        overlap=overlap,
     )  # fmt: skip
     assert isinstance(step, LlmStep)
     if facts is not None:
@@ -311,17 +309,13 @@ def plan(
 
 def _source_model(
     source: str | Path | Workload, seq: int, global_batch: int, precision: str, diagnostics: Diagnostics
-) -> tuple[str | Model, int, StepFacts | None]:
-    """Return the model of a generated training step or of a program of one device, its sequences per step,
-    and the facts of a generated step.
+) -> tuple[str | Model, int, int, StepFacts | None]:
+    """Return the model of a generated training step or of a program of one device, its sequence length, its
+    sequences per step, and the facts of a generated step.
 
     Raises ``UnsupportedError`` for a step of serving, and for a generated step whose model is not built in.
     """
-    try:
-        _, workload = opened_program(source, None, None, diagnostics)
-    except FormatError as error:
-        error.hint = "name a step made by `hespas generate llm MODEL --out FILE`"
-        raise
+    _, workload = opened_program(source, None, None, diagnostics)
     facts = step_facts(workload.metadata)
     if facts is None:
         return *_program_model(workload, seq, global_batch, precision, diagnostics), None
@@ -332,7 +326,8 @@ def _source_model(
         named_model(workload.name)
     except UsageError as error:
         raise UnsupportedError(f"no built-in model is named {clipped(workload.name)!r}", hint=hint) from error
-    return workload.name, global_batch or _whole_sequences(facts.tokens, seq), facts
+    seq = seq or _SEQ
+    return workload.name, seq, global_batch or _whole_sequences(facts.tokens, seq), facts
 
 
 def _whole_sequences(tokens: float, seq: int) -> int:
@@ -347,8 +342,9 @@ def _whole_sequences(tokens: float, seq: int) -> int:
 
 def _program_model(
     workload: Workload, seq: int, global_batch: int, precision: str, diagnostics: Diagnostics
-) -> tuple[Model, int]:
-    """Return the model whose matmuls a program of one device has, and its sequences per step.
+) -> tuple[Model, int, int]:
+    """Return the model whose matmuls a program of one device has, its sequence length and its sequences per
+    step.
 
     Raises ``UnsupportedError`` for a program of several devices and for another kind of model, and
     ``UsageError`` if the program does not determine the number of sequences.
@@ -375,9 +371,10 @@ def _program_model(
         f"recognised {len(found.model.layers):,} layers of {found.model.hidden:,}, {attention.heads:,} heads "
         f"of {attention.head_dim:,} with {attention.kv_heads:,} key heads, {mlp_text}, "
         f"vocabulary {found.model.vocab:,}, {found.global_batch:,} x {found.seq:,} tokens{matmuls}; "
-        "assumed RMS norms, rotary embeddings and no biases",
+        "assumed causal attention, RMS norms, rotary embeddings, no biases, and a head with its own weights",
     )
-    return found.model, global_batch or _whole_sequences(found.global_batch * found.seq, seq)
+    seq = seq or found.seq
+    return found.model, seq, global_batch or _whole_sequences(found.global_batch * found.seq, seq)
 
 
 def _check_facts(facts: StepFacts, step: LlmStep) -> None:

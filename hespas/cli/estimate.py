@@ -134,9 +134,11 @@ def _estimate_program(call: Call, out: Path | None, model_explorer: Path | None)
         emit((*step_lines(step, done.hardware), *mixed_lines(step)))
         energy = None if done.costs else api.device_energy(step, done.hardware)
         if energy is not None:
-            at_least = _at_least(energy.energy_j, step.is_lower_bound)
             interval = f"{energy_text(energy.low_j)} to {energy_text(energy.high_j)}"
-            emit(f"energy: {at_least}{energy_text(energy.energy_j)} per device ({interval})")
+            figure = f"{energy_text(energy.energy_j)} per device ({interval})"
+            if step.is_lower_bound:
+                figure = f"at least {energy_text(energy.low_j)} per device"
+            emit(f"energy: {figure}")
             emit(f"power: {energy.source}")
     for index, (graph, estimated) in enumerate(zip(done.workload.classes, done.estimates, strict=True)):
         ranks = int((done.workload.rank_class == index).sum())

@@ -329,8 +329,8 @@ class StepEnergy:
     """Energy of one step on one rank [J]; NaN if unknown.
 
     ``at_least_j`` is a lower bound: the energy of the components for which the device file has figures.
-    ``at_tdp_j`` is the time of all operations in sequence, multiplied by the thermal design power of the
-    board, ``tdp_w`` [W]. It is an upper bound.
+    ``at_tdp_j`` is the time of all operations in sequence, without waits, multiplied by the thermal design
+    power of the board, ``tdp_w`` [W].
 
     Estimators that model energy give ``parts``, whose sum is ``at_least_j``, and the ``array_cycles`` of
     matrix products with the ``array_utilization`` (0..1) over these cycles.

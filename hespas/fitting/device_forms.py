@@ -8,6 +8,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf, isnan, nan
+from types import MappingProxyType
 
 import numpy as np
 
@@ -73,9 +74,7 @@ _TESTED_ROWS = 1500
 _START_SPREAD = 0.8
 """Standard deviation of the second start from the first, in logarithms."""
 _SMALL = 1000
-"""Classes with fewer rows are fitted again, with the fit of the whole chip as their prior. They select their
-form among themselves.
-"""
+"""Classes with fewer rows are fitted again, with the fit of the whole chip as their prior."""
 _CHIP_WIDTH = 0.7
 _SHARED = ("t0_ns", "compute", "memory")
 """Parameters with the same meaning in every form."""
@@ -221,10 +220,13 @@ def seed_of(rows: ClassRows, seed: int) -> int:
 
 
 def fit_classes(
-    classes: Iterable[tuple[ClassRows, MachineRates]], prior: Prior, seed: int
+    classes: Iterable[tuple[ClassRows, MachineRates]],
+    prior: Prior,
+    seed: int,
+    form_names: Mapping[str, str] = MappingProxyType({}),
 ) -> list[FittedClass]:
     """Fit all forms for the kinds of the classes, and return the fit of each class for whose form the device
-    has rates.
+    has rates. ``form_names`` has the forms of kinds that are already selected.
 
     All classes of a kind have the form with the smallest error on the held-out rows of all of them, because a
     single class may have too few rows to show a difference.
@@ -232,7 +234,8 @@ def fit_classes(
     candidates: list[list[FittedClass]] = []
     errors: dict[tuple[str, str], list[FloatArray]] = {}
     for rows, machine in classes:
-        forms = forms_for(rows.key[0], machine)
+        kind = rows.key[0]
+        forms = (form for form in forms_for(kind, machine) if form_names.get(kind, form.name) == form.name)
         fitted = (_fit_form(rows, form, machine, prior, seed) for form in forms)
         candidates.append([candidate for candidate in fitted if candidate is not None])
         for candidate in candidates[-1]:
@@ -325,7 +328,8 @@ def fit_device(
     if chip is not None:
         prior = {name: (chip.value(name), _CHIP_WIDTH) for name in _SHARED}
         small = [candidate.rows for candidate in first if len(candidate.rows.measured) < _SMALL]
-        again = {candidate.rows.key: candidate for candidate in run.fit(small, prior)}
+        form_names = {candidate.rows.key[0]: candidate.form.name for candidate in first}
+        again = {candidate.rows.key: candidate for candidate in run.fit(small, prior, form_names)}
     fits = [run.row(again.get(candidate.rows.key, candidate)) for candidate in first]
     if chip is not None:
         fits.append(chip)
@@ -343,7 +347,9 @@ class _DeviceFitRun:
     total: int
     done: int = 0
 
-    def fit(self, classes: Iterable[ClassRows], prior: Prior) -> list[FittedClass]:
+    def fit(
+        self, classes: Iterable[ClassRows], prior: Prior, form_names: Mapping[str, str] = MappingProxyType({})
+    ) -> list[FittedClass]:
         """Fit each class and return those that can be fitted."""
 
         def reported() -> Iterator[tuple[ClassRows, MachineRates]]:
@@ -353,7 +359,7 @@ class _DeviceFitRun:
                 self.done += 1
                 yield rows, rows.machine(self.device)
 
-        return fit_classes(reported(), prior, self.seed)
+        return fit_classes(reported(), prior, self.seed, form_names)
 
     def row(self, fitted: FittedClass) -> Fit:
         """Return the fitted class in the form of an entry in a device file."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from math import nan
+from math import exp, hypot, isnan, log, nan
 from pathlib import Path
 from typing import Annotated
 
@@ -45,18 +45,26 @@ class PowerShares(TomlRow, frozen=True, kw_only=True):
     source: str = ""
 
     def energy_j(
-        self, tdp_w: float, compute_ns: float, memory_ns: float, idle_ns: float
+        self, tdp_w: float, times_ns: tuple[float, float, float], time_interval: tuple[float, float]
     ) -> tuple[float, float, float]:
-        """Return the energy of a device over some time of each kind: lowest, expected and highest [J]."""
-        times_ns = compute_ns, memory_ns, idle_ns
+        """Return the energy of a device over some time in matmuls, in other work and in waits: lowest,
+        expected and highest [J].
+
+        ``time_interval`` has the ends of the interval of the whole time, relative to the time (NaN: unknown,
+        ignored). The two sources of error are independent: logarithms of their ends add in quadrature.
+        """
         ranges = self.compute, self.memory, self.idle
-        low, expected, high = (
+        low_j, expected_j, high_j = (
             tdp_w
             * sum(time_ns * shares[index] for time_ns, shares in zip(times_ns, ranges, strict=True))
             / 1e9
             for index in range(3)
         )
-        return low, expected, high
+        if not expected_j:
+            return low_j, expected_j, high_j
+        ends = zip((low_j / expected_j, high_j / expected_j), time_interval, strict=True)
+        below, above = (hypot(log(power), 0.0 if isnan(time) else log(time)) for power, time in ends)
+        return expected_j * exp(-below), expected_j, expected_j * exp(above)
 
 
 ASSUMED_POWER = PowerShares(

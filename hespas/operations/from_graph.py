@@ -556,10 +556,8 @@ def _strided(graph: OpGraph, elementwise: BoolArray, streamed: BoolArray) -> Flo
     node = operands.row_ids
     first = np.minimum(results.offsets[:-1], len(results.values) - 1)
     has_result = results.offsets[1:] > results.offsets[:-1]
-    uses_order = fused | (streamed & ~elementwise)
-    for traversal, is_compared in ((by_shape, elementwise & ~fused), (by_order, uses_order)):
-        if not is_compared.any():
-            continue
+    compared = ((by_shape, elementwise & ~fused), (by_order, fused | (streamed & ~elementwise)))
+    for traversal, is_compared in (pair for pair in compared if pair[1].any()):
         of_result = np.where(has_result, traversal[results.values[first]], _ANY_ORDER)[node]
         of_operand = traversal[operands.values]
         differs = is_compared[node] & (of_operand != of_result)

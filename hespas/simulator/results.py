@@ -277,6 +277,12 @@ class Simulation:
         """Return True if some times were recorded, on any device, and others are estimates."""
         return any(result.kept for result in self.classes)
 
+    @property
+    def relative_interval(self) -> tuple[float, float]:
+        """Return the ends of ``interval_ns`` relative to the step; NaN if unknown."""
+        low_ns, high_ns = self.interval_ns
+        return (low_ns / self.step_ns, high_ns / self.step_ns) if self.step_ns else (nan, nan)
+
     def device_times(self) -> DeviceTimes:
         """Return the times of a device by kind of work, with the correction of the step. O(spans)."""
         line = self.timeline

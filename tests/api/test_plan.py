@@ -293,7 +293,8 @@ def test_price_and_energy_follow_the_file(models: dict[str, str], tmp_path: Path
     hours = best.step_ns / 3.6e12
     assert best.price_per_million_tokens == pytest.approx(hours * 8 * 3.0 / (8 * _SEQ) * 1e6)
     assert best.energy_j == pytest.approx(8 * 1000.0 * best.step_ns / 1e9, rel=0.01)
-    assert best.energy_low_j == best.energy_j == best.energy_high_j
+    assert best.energy_low_j == pytest.approx(best.energy_j * best.step_low_ns / best.step_ns)
+    assert best.energy_high_j == pytest.approx(best.energy_j * best.step_high_ns / best.step_ns)
     assert "EUR" in repr(done)
     limit = best.price_per_million_tokens / 2
     none = hespas.plan(
@@ -311,7 +312,8 @@ def test_energy_is_an_interval_without_a_file(models: dict[str, str]) -> None:
     )  # fmt: skip
     best = done.best
     assert best is not None
-    assert 0 < best.energy_low_j < best.energy_j < best.energy_high_j <= 8 * 700 * best.step_ns / 1e9
+    assert 0 < best.energy_low_j < best.energy_j <= 8 * 700 * best.step_ns / 1e9
+    assert best.energy_j * best.step_high_ns / best.step_ns < best.energy_high_j
     assert best.price_per_million_tokens != best.price_per_million_tokens
     assert any("assumed" in text for text in done.sources)
 
@@ -409,6 +411,11 @@ def test_a_program_determines_its_model(tmp_path: Path) -> None:
     ]
     [finding] = [entry for entry in sink if entry.code == "plan.recognised-model"]
     assert "2 layers of 256, 8 heads of 32 with 8 key heads, gated MLP of 1,024" in finding.message
+    own = hespas.plan(source=program, **arguments | {"seq": 0, "global_batch": 0, "devices": 2})
+    named = hespas.plan(str(model), **arguments | {"global_batch": 2, "devices": 2})
+    assert [row.step_ns for row in own.rows] == [row.step_ns for row in named.rows]
+    optimized = ROOT / "fixtures" / "hlo" / "llama_train_1dev.hlo.txt.gz"
+    assert hespas.plan(source=optimized, **arguments).rows[0].settings == done.rows[0].settings
     with pytest.raises(UsageError, match="256 tokens per step are not whole sequences"):
         hespas.plan(source=program, **arguments | {"seq": 4096, "global_batch": 0})
     with pytest.raises(UnsupportedError, match="no dense decoder has exactly its matmuls"):

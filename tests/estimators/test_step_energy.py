@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from math import isnan
+from math import isnan, nan
 from pathlib import Path
 
 import pytest
@@ -13,6 +13,7 @@ from hespas.cli.main import app
 from hespas.estimators.rates import node_energy_j, step_energy
 from hespas.graph import GraphBuilder, OpClass, OpGraph, dtype
 from hespas.hardware import load_device
+from hespas.hardware.prices import PowerShares
 from hespas.report.texts import energy_text
 
 ROOT = Path(__file__).parents[2]
@@ -80,8 +81,31 @@ def test_command_prints_the_energy_of_the_device(tmp_path: Path, device: str) ->
         return
     energy = document["energy"]
     assert 0 < energy["low_j"] < energy["energy_j"] < energy["high_j"]
-    assert energy["high_j"] <= in_class["tdp_w"] * document["step_ns"] * 1e-9
+    assert energy["energy_j"] <= in_class["tdp_w"] * document["step_ns"] * 1e-9
+    relative_time = document["step_high_ns"] / document["step_ns"]
+    assert energy["high_j"] >= energy["energy_j"] * relative_time
     line = f"energy: {energy_text(energy['energy_j'])} per device"
     assert line in done.output
     assert energy["source"] in done.output
     assert ("energy of arithmetic and main memory" in done.output) == (device == "A100-SXM-40GB")
+
+
+def test_errors_of_power_and_time_add_in_quadrature() -> None:
+    shares = PowerShares(compute=(0.5, 1.0, 2.0), memory=(0.5, 1.0, 2.0), idle=(0.5, 1.0, 2.0))
+    times_ns = (1e9, 2e9, 3e9)
+    assert shares.energy_j(100.0, times_ns, (nan, nan)) == pytest.approx((300.0, 600.0, 1200.0))
+    both = shares.energy_j(100.0, times_ns, (0.5, 2.0))
+    assert both == pytest.approx((600 * 2 ** -(2**0.5), 600.0, 600 * 2 ** (2**0.5)))
+    exact = PowerShares(compute=(1.0, 1.0, 1.0), memory=(1.0, 1.0, 1.0), idle=(1.0, 1.0, 1.0))
+    assert exact.energy_j(100.0, times_ns, (0.8, 1.5)) == pytest.approx((480.0, 600.0, 900.0))
+    assert shares.energy_j(100.0, (0.0, 0.0, 0.0), (0.5, 2.0)) == (0.0, 0.0, 0.0)
+
+
+def test_a_recording_has_no_energy(tmp_path: Path) -> None:
+    """Its waits are those of another device."""
+    report = tmp_path / "e.json"
+    trace = ROOT / "fixtures" / "profiles" / "h100_streams.xplane.pb"
+    done = CliRunner().invoke(app, ["estimate", str(trace), "--hardware", "H100-SXM", "--json", str(report)])
+    assert done.exit_code == 0, done.output
+    assert json.loads(report.read_text("utf-8"))["energy"] is None
+    assert "energy:" not in done.output

@@ -7,7 +7,8 @@ number of matmuls per weight gives the direction (one in inference, three in tra
 recomputation).
 
 All assignments of sizes to weights are tried. An assignment counts only if it explains every matmul of the
-program exactly, so that another kind of model is refused.
+program exactly, so that most other kinds of models are refused. Products with a dimension of 1, such as the
+angles of rotary embeddings, are ignored. Matmuls do not show masks: encoders are read as decoders.
 """
 
 from __future__ import annotations
@@ -27,11 +28,9 @@ from hespas.graph.errors import UnsupportedError, clipped
 
 __all__ = ["RecognisedStep", "recognised_step"]
 
-_LEAST_SHARE = 1e-5
-"""Share of the FLOPs below which matmuls of one shape are ignored, such as angles of rotary embeddings."""
 _MOST_WEIGHTS = 6
 """Limit of weights of different sizes: a dense decoder has at most five."""
-_MOST_HEADS = 4096
+_MOST_HEADS, _LEAST_HEAD_SIZE = 4096, 8
 
 _Counts = Counter[tuple[int, ...]]
 
@@ -49,23 +48,29 @@ class RecognisedStep(NamedTuple):
 
 
 class _Passes(NamedTuple):
-    """Matmuls per weight of a layer, per weight of the head, and of attention per layer."""
+    """Matmuls per weight of a layer, per down-projection of a layer, per weight of the head, and of attention
+    per layer.
+    """
 
     layer: int
+    down: int
     head: int
     attention: int
 
 
 _PASSES = (
-    _Passes(1, 1, 2),
-    _Passes(3, 3, 6),
-    _Passes(3, 3, 7),
-    _Passes(3, 3, 8),
-    _Passes(4, 3, 8),
-    _Passes(4, 3, 9),
+    _Passes(1, 1, 1, 2),
+    _Passes(3, 3, 3, 6),
+    _Passes(3, 3, 3, 7),
+    _Passes(3, 3, 3, 8),
+    _Passes(4, 4, 3, 8),
+    _Passes(4, 4, 3, 9),
+    _Passes(4, 3, 3, 8),
+    _Passes(4, 3, 3, 9),
 )
 """Inference; training; training with a recomputing backward pass of attention, in a fused kernel or as
-separate matmuls; and training with full recomputation, with either backward pass.
+separate matmuls; and training with full recomputation, with either backward pass. XLA does not recompute the
+last matmul of a layer, because no gradient needs its result.
 """
 
 
@@ -76,15 +81,16 @@ def recognised_step(graph: OpGraph) -> RecognisedStep:
     biases. Raises ``UnsupportedError`` if no model or several models have these matmuls.
     """
     table = graph.contractions
-    executions = graph.executions[table.node]
-    flops = table.flops * executions
+    if len(graph.collectives):
+        raise _refusal(graph, "it has collectives, so that its weights may be divided already")
     dims = np.stack([table.batch, table.m, table.n, table.k], axis=1).astype(np.int64)
-    all_shapes, of_shape = np.unique(dims, axis=0, return_inverse=True)
-    of_shape = of_shape.ravel()
-    is_used = np.bincount(of_shape, flops, len(all_shapes)) > _LEAST_SHARE * flops.sum()
-    shapes, times = all_shapes[is_used], np.bincount(of_shape, executions, len(all_shapes))[is_used]
-    if not np.isfinite(flops).all() or (shapes < 1).any():
+    executions = graph.executions[table.node]
+    if not np.isfinite(executions).all() or (executions % 1).any() or (dims < 1).any():
         raise _refusal(graph, "the sizes or the number of some matmuls are unknown")
+    shapes, of_shape = np.unique(dims, axis=0, return_inverse=True)
+    times = np.bincount(of_shape.ravel(), executions, len(shapes))
+    is_matmul = (shapes[:, 1:] > 1).all(axis=1)
+    shapes, times = shapes[is_matmul], times[is_matmul]
     attention: _Counts = Counter()
     products: _Counts = Counter()
     contracted: _Counts = Counter()
@@ -94,14 +100,14 @@ def recognised_step(graph: OpGraph) -> RecognisedStep:
         else:
             products[tuple(sorted(sizes))] += int(count)
             contracted[*sorted(sizes), sizes[-1]] += int(count)
-    steps = dict.fromkeys(_steps(graph.name, attention, products, contracted))
+    steps = dict.fromkeys(_steps(clipped(graph.name), attention, products, contracted))
     if len(steps) != 1:
         raise _refusal(
             graph, f"{'several models have' if steps else 'no dense decoder has'} exactly its matmuls"
         )
     [(model, seq, sequences, trains)] = steps
     codes, position = np.unique(table.lhs, return_inverse=True)
-    code = int(codes[np.argmax(np.bincount(position.ravel(), flops))])
+    code = int(codes[np.argmax(np.bincount(position.ravel(), table.flops * executions))])
     return RecognisedStep(model, seq, sequences, DTYPES[code].name if code >= 0 else "", trains)
 
 
@@ -140,7 +146,7 @@ def _steps(
                     name,
                     Counter({size: products[shape] for size, shape in shape_of.items()}),
                     {
-                        size: contracted[*shape, tokens]
+                        size: (contracted[*shape, tokens], contracted[*shape, hidden])
                         for size, shape in shape_of.items()
                         if shape.count(tokens) == 1
                     },
@@ -163,7 +169,7 @@ def _head_sizes(sizes: list[int]) -> Iterator[tuple[int, int, int]]:
     """Yield sequence lengths, head sizes, and query heads that one matmul of attention takes together."""
     for index, head_dim in enumerate(sizes):
         short, long = sorted(sizes[:index] + sizes[index + 1 :])
-        if long % short == 0:
+        if long % short == 0 and head_dim >= _LEAST_HEAD_SIZE:
             yield short, head_dim, long // short
 
 
@@ -175,7 +181,7 @@ def _without(shape: tuple[int, ...], size: int) -> tuple[int, ...]:
 def _models(
     name: str,
     others: Counter[int],
-    gradients: Mapping[int, int],
+    contractions: Mapping[int, tuple[int, int]],
     passes: _Passes,
     *,
     layers: int,
@@ -186,8 +192,8 @@ def _models(
 ) -> Iterator[Model]:
     """Yield the models whose weights of the ``hidden`` size have exactly the sizes and counts ``others``.
 
-    ``gradients`` has the matmuls that contract the tokens, as gradients of weights do, as far as the sizes
-    tell them apart.
+    ``contractions`` has the numbers of matmuls that contract the tokens, as gradients of weights do, and the
+    hidden size, as the head does, by the size of the weight.
     """
     key_heads = [heads // group] if group > 1 else [size for size in range(1, heads + 1) if heads % size == 0]
     sizes = [size for size in others if size > 1]
@@ -205,11 +211,13 @@ def _models(
             layer[ffn] += 1 if joins_gate or not gated else 2
             layer[2 * ffn if joins_gate else ffn] += 1
             expected = Counter({size: count * layers * passes.layer for size, count in layer.items()})
+            expected[ffn] -= layers * (passes.layer - passes.down)
             expected[vocab] += passes.head
             is_trained = passes.layer > 1
             if expected == others and all(
-                count == is_trained * (layer[size] * layers + (size == vocab))
-                for size, count in gradients.items()
+                gradients == is_trained * (layer[size] * layers + (size == vocab))
+                and (size != vocab or size in {*layer, hidden} or of_hidden == 1)
+                for size, (gradients, of_hidden) in contractions.items()
             ):
                 block = (
                     Attention(heads=heads, kv_heads=kv_heads, head_dim=head_dim),

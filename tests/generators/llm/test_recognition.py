@@ -46,24 +46,27 @@ class _Sizes(NamedTuple):
         group = self.heads // self.kv_heads if self.grouped else 1
         return self.sequences * self.heads // group, group * self.seq, self.seq, self.head_dim
 
-    def matmuls(self, *, trains: bool = True, recomputes: bool = False) -> Iterator[tuple[_Shape, int]]:
+    def matmuls(self, *, trains: bool = True, recomputed: str = "") -> Iterator[tuple[_Shape, int]]:
+        """Return the matmuls of a step; layers are recomputed in ``torch`` or ``xla``, or not."""
         tokens = self.sequences * self.seq
         for rows, columns, times in (
             *((rows, columns, self.layers) for rows, columns in self.weights()),
             (self.hidden, self.vocab, 1),
         ):
-            yield (1, tokens, columns, rows), times * (1 + (recomputes and columns != self.vocab))
+            is_last = rows == self.ffn and recomputed == "xla"
+            is_again = bool(recomputed) and columns != self.vocab and not is_last
+            yield (1, tokens, columns, rows), times * (1 + is_again)
             if trains:
                 yield (1, tokens, rows, columns), times
                 yield (1, rows, columns, tokens), times
         batch, queries, keys, head_dim = self.scores()
-        passes = self.layers * (1 + 2 * trains + recomputes)
+        passes = self.layers * (1 + 2 * trains + bool(recomputed))
         yield (batch, queries, keys, head_dim), passes
         yield (batch, queries, head_dim, keys), passes
 
 
-def _graph(sizes: _Sizes, *, trains: bool = True, recomputes: bool = False) -> OpGraph:
-    return _graph_of(list(sizes.matmuls(trains=trains, recomputes=recomputes)))
+def _graph(sizes: _Sizes, *, trains: bool = True, recomputed: str = "") -> OpGraph:
+    return _graph_of(list(sizes.matmuls(trains=trains, recomputed=recomputed)))
 
 
 def _graph_of(matmuls: list[tuple[_Shape, int]], flops: float | None = None) -> OpGraph:
@@ -107,8 +110,37 @@ def test_sizes_are_recognised(sizes: _Sizes, trains: bool) -> None:
     _check(recognised_step(_graph(sizes, trains=trains)), sizes, trains=trains)
 
 
-def test_recomputation_is_recognised() -> None:
-    _check(recognised_step(_graph(_Sizes(), recomputes=True)), _Sizes())
+@pytest.mark.parametrize("recomputed", ["torch", "xla"])
+def test_recomputation_is_recognised(recomputed: str) -> None:
+    """XLA does not recompute the last matmul of a layer, because no gradient needs its result."""
+    _check(recognised_step(_graph(_Sizes(), recomputed=recomputed)), _Sizes())
+
+
+def test_a_patch_embedding_is_no_vocabulary() -> None:
+    """The first matmul of a vision transformer has a weight of the hidden size too."""
+    sizes = _Sizes()
+    matmuls = [
+        ((1, m, k, n) if sizes.vocab in (m, n, k) else (batch, m, n, k), times)
+        for (batch, m, n, k), times in sizes.matmuls(trains=False)
+    ]
+    with pytest.raises(UnsupportedError, match="no dense decoder"):
+        recognised_step(_graph_of(matmuls))
+
+
+def test_small_matmuls_are_not_ignored() -> None:
+    outer = ((1, 32, 1024, 1), 1)
+    _check(recognised_step(_graph_of([*_Sizes().matmuls(), outer])), _Sizes())
+    with pytest.raises(UnsupportedError, match="no dense decoder"):
+        recognised_step(_graph_of([*_Sizes().matmuls(), ((1, 2, 2, 2), 1)]))
+
+
+def test_tokens_of_a_decode_step_are_no_heads() -> None:
+    """128 sequences with 32 heads read 128 keys of 128 elements each."""
+    sizes = _Sizes(heads=32, kv_heads=32, head_dim=128, hidden=4096, sequences=128, seq=1)
+    matmuls = [(shape, times) for shape, times in sizes.matmuls(trains=False) if shape[0] == 1]
+    matmuls.append(((128 * 32, 1, 128, 128), 2 * sizes.layers))
+    with pytest.raises(UnsupportedError, match="no dense decoder"):
+        recognised_step(_graph_of(matmuls))
 
 
 @given(st.data())
