@@ -264,13 +264,18 @@ class ModelEnds:
 
 
 @contextmanager
-def _recomputing(k: KernelWriter) -> Generator[None]:
+def _recomputing(r: ModelRank, k: KernelWriter, grad: Value) -> Generator[None]:
     """Return a context in which forward kernels are written into the backward pass to recompute values. Nodes
     that are written later read the recomputed values.
+
+    PyTorch recomputes a layer when the gradient ``grad`` of its result has been computed or received, and a
+    stream runs kernels in the order of their launches. XLA schedules kernels by their data alone.
     """
-    k.again = True
+    k.again, k.in_order = True, r.training.style != "maxtext"
+    if k.in_order and not isinstance(grad, str):
+        k.follow.append(grad)
     yield
-    k.again = False
+    k.again = k.in_order = False
 
 
 def _forward(r: ModelRank, k: KernelWriter, block: Block, key: str, x: Value) -> Value:
@@ -307,13 +312,13 @@ def backward_layer(
     covers = r.training.recompute.covers
     whole = r.training.recompute.whole(index)
     if whole:
-        with _recomputing(k):
+        with _recomputing(r, k, grad):
             forward_layer(r, k, layer, number, f"{number}.0.input")
     for position, block in reversed(list(enumerate(layer))):
         key = f"{number}.{position}"
         k.module = f"layers.{number}.{BLOCK_NAMES[type(block)]}"
         if not whole:
-            with _recomputing(k):
+            with _recomputing(r, k, grad):
                 _recompute(r, k, block, key, {module for module in MODULES if covers(module, index)})
         match block:
             case Attention() | LatentAttention():
