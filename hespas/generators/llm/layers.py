@@ -90,10 +90,14 @@ class ModelEnds:
         return whole
 
     def _head(self) -> LinearLayer:
+        """Return the output head. Its collectives are not pipelined: it is not a layer of Transformer Engine
+        in Megatron-Core, and torchtitan compiles only the layers before it.
+        """
         r = self.rank
         return LinearLayer(
-            name="head", inputs=r.hidden, outputs=self._columns, rows=r.tokens, format=r.precision.head
-        )
+            name="head", inputs=r.hidden, outputs=self._columns, rows=r.tokens, format=r.precision.head,
+            pipelined=False,
+        )  # fmt: skip
 
     def loss(self, k: KernelWriter, x: Value) -> Value:
         """Add the last norm, the head, and the cross entropy; the vocabulary is sharded over tensor-parallel
