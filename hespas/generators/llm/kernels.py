@@ -109,18 +109,20 @@ class KernelWriter:
 
     ``module`` is the module path of the next nodes. ``follow`` lists nodes for which the next compute node
     waits. While ``again`` is True, nodes recompute the forward pass: the ports of their results are stored in
-    ``local``, so that readers use the recomputed values. ``made`` collects the gradients of weights until a
-    caller empties it. ``queues``: each communicator has a separate stream, as in NCCL, and sends to other
-    stages share one stream. ``tf32``: f32 matmuls run on TF32 units, otherwise in IEEE f32. ``grouped``: the
-    matmuls of several experts are one kernel, which reads their numbers of rows on the device, as in a CUDA
-    graph of a whole step; otherwise the host launches one kernel per expert. ``pending`` maps a result to the
-    residual stream to which it has yet to be added; ``sums`` maps a result to the node that added it.
+    ``local``, so that readers use the recomputed values. While ``in_order`` is True, kernels run after the
+    kernels that were written before them. ``made`` collects the gradients of weights until a caller empties
+    it. ``queues``: each communicator has a separate stream, as in NCCL, and sends to other stages share one
+    stream. ``tf32``: f32 matmuls run on TF32 units, otherwise in IEEE f32. ``grouped``: the matmuls of
+    several experts are one kernel, which reads their numbers of rows on the device, as in a CUDA graph of a
+    whole step; otherwise the host launches one kernel per expert. ``pending`` maps a result to the residual
+    stream to which it has yet to be added; ``sums`` maps a result to the node that added it.
     """
 
     builder: GraphBuilder
     part: PassTemplate
     module: str = ""
     again: bool = False
+    in_order: bool = False
     local: dict[str, int] = field(default_factory=dict[str, int])
     follow: list[int] = field(default_factory=list[int])
     made: list[int] = field(default_factory=list[int])
@@ -176,6 +178,7 @@ class KernelWriter:
         followed: list[int] = []
         if kind is NodeKind.COMPUTE:
             followed, self.follow = self.follow, []
+            followed += [self.part.tail] if self.in_order else []
         full = f"{self.module}.{name}" if self.module else name
         node = builder.add_node(
             name_id=builder.strings.add(full),

@@ -90,10 +90,14 @@ class ModelEnds:
         return whole
 
     def _head(self) -> LinearLayer:
+        """Return the output head. Its collectives are not pipelined: it is not a layer of Transformer Engine
+        in Megatron-Core, and torchtitan compiles only the layers before it.
+        """
         r = self.rank
         return LinearLayer(
-            name="head", inputs=r.hidden, outputs=self._columns, rows=r.tokens, format=r.precision.head
-        )
+            name="head", inputs=r.hidden, outputs=self._columns, rows=r.tokens, format=r.precision.head,
+            pipelined=False,
+        )  # fmt: skip
 
     def loss(self, k: KernelWriter, x: Value) -> Value:
         """Add the last norm, the head, and the cross entropy; the vocabulary is sharded over tensor-parallel
@@ -264,13 +268,18 @@ class ModelEnds:
 
 
 @contextmanager
-def _recomputing(k: KernelWriter) -> Generator[None]:
+def _recomputing(r: ModelRank, k: KernelWriter, grad: Value) -> Generator[None]:
     """Return a context in which forward kernels are written into the backward pass to recompute values. Nodes
     that are written later read the recomputed values.
+
+    PyTorch recomputes a layer when the gradient ``grad`` of its result has been computed or received, and a
+    stream runs kernels in the order of their launches. XLA schedules kernels by their data alone.
     """
-    k.again = True
+    k.again, k.in_order = True, r.training.style != "maxtext"
+    if k.in_order and not isinstance(grad, str):
+        k.follow.append(grad)
     yield
-    k.again = False
+    k.again = k.in_order = False
 
 
 def _forward(r: ModelRank, k: KernelWriter, block: Block, key: str, x: Value) -> Value:
@@ -307,13 +316,13 @@ def backward_layer(
     covers = r.training.recompute.covers
     whole = r.training.recompute.whole(index)
     if whole:
-        with _recomputing(k):
+        with _recomputing(r, k, grad):
             forward_layer(r, k, layer, number, f"{number}.0.input")
     for position, block in reversed(list(enumerate(layer))):
         key = f"{number}.{position}"
         k.module = f"layers.{number}.{BLOCK_NAMES[type(block)]}"
         if not whole:
-            with _recomputing(k):
+            with _recomputing(r, k, grad):
                 _recompute(r, k, block, key, {module for module in MODULES if covers(module, index)})
         match block:
             case Attention() | LatentAttention():

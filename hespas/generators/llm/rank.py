@@ -33,7 +33,7 @@ class LinearLayer:
     ``count`` such matmuls are batched (experts).
 
     ``format`` is the element type of the operands (empty: the default of the run), ``adapter`` the rank of
-    the LoRA adapters (0: none).
+    the LoRA adapters (0: none). ``pipelined`` is False if its collectives never overlap pieces of the matmul.
     """
 
     name: str
@@ -43,6 +43,7 @@ class LinearLayer:
     count: int = 1
     format: str = ""
     adapter: int = 0
+    pipelined: bool = True
 
 
 def keeps_weights(layout: Layout, training: Training) -> bool:
@@ -208,23 +209,18 @@ class ModelRank:
         return "reduce_scatter" if self.layout.has_sequence_parallel else "all_reduce"
 
     def gather(
-        self, k: KernelWriter, name: str, x: Value, port: str = "", control: Sequence[Value] = ()
+        self, k: KernelWriter, name: str, x: Value, element: str = "", control: Sequence[Value] = ()
     ) -> Value:
         """Add the all-gather of rows over tensor-parallel ranks. Without sequence parallelism return
-        ``x``.
+        ``x``. ``element`` is the element type of the rows (empty: the type of activations).
         """
         if not self.layout.has_sequence_parallel:
-            k.name_port(port, x)
             return x
-        return k.collective(
-            name,
-            CollectiveKind.ALL_GATHER,
-            self.groups.tensor,
-            self.whole,
-            after=[x],
-            control=[node for node in control if not isinstance(node, str)],
-            port=port,
-        )
+        whole = TensorSpec(self.whole.shape, element or self.precision.compute)
+        before = [node for node in control if not isinstance(node, str)]
+        groups = self.groups.tensor
+        x = k.collective(name, CollectiveKind.ALL_GATHER, groups, whole, after=[x], control=before)
+        return self._in_order(k, name, x, whole)
 
     def scatter(self, k: KernelWriter, name: str, y: Value) -> Value:
         """Add the sum over tensor-parallel ranks: a reduce-scatter with sequence parallelism, otherwise an
@@ -235,8 +231,23 @@ class ModelRank:
         kind = (
             CollectiveKind.REDUCE_SCATTER if self.layout.has_sequence_parallel else CollectiveKind.ALL_REDUCE
         )
+        if self.layout.has_sequence_parallel:
+            y = self._in_order(k, name, y, self.whole)
         control = [k.part.tail] if self._waits_for_tensor else []
         return k.collective(name, kind, self.groups.tensor, self.whole, after=[y], control=control)
+
+    def _in_order(self, k: KernelWriter, name: str, x: Value, tensor: TensorSpec) -> Value:
+        """Add the copy between the order of ranks, in which collectives gather and scatter rows, and the
+        order of sequences, and return the copied rows. With one sequence both orders are equal.
+
+        A DTensor has the sequences as its first dimension, and splits the second one
+        (``torch.distributed._functional_collectives``: ``cat`` of chunks). Other frameworks have the tokens
+        of all sequences as one dimension, and copy nothing.
+        """
+        if self.training.style != "torchtitan" or self.training.micro_batch == 1:
+            return x
+        kernel = "copy" if self.training.compiled else "cat"
+        return k.vector(f"{name}.cat", kernel, [tensor], [tensor], after=[x], control=[k.part.tail])
 
     @property
     def _waits_for_tensor(self) -> bool:
@@ -298,10 +309,15 @@ class ModelRank:
         whole = TensorSpec(shape, self.precision.compute)
         return [self._convert(k, f"{name}.matrix", whole, x, [TensorSpec(shape, element)])]
 
-    def linear(self, k: KernelWriter, layer: LinearLayer, x: Value, port: str = "") -> Value:
-        """Add the product of ``x`` and the layer's matrix, and the results of its adapters."""
-        element = self._format(layer)
-        narrow = self.quantize(k, layer.name, self._operand(layer, layer.inputs), x, element)
+    def linear(
+        self, k: KernelWriter, layer: LinearLayer, x: Value, port: str = "", *, converted: bool = False
+    ) -> Value:
+        """Add the product of ``x`` and the layer's matrix, and the results of its adapters. ``converted`` is
+        True if ``x`` has the format of the matmul.
+        """
+        element, narrow = self._format(layer), x
+        if not converted:
+            narrow = self.quantize(k, layer.name, self._operand(layer, layer.inputs), x, element)
         matrix = self._matrix(k, layer.name, layer, x, element)
         y = k.product(
             layer.name,
@@ -336,16 +352,27 @@ class ModelRank:
         return k.product(name, sizes, left=compute, result=compute, batch=layer.count, after=after)
 
     def linear_backward(
-        self, k: KernelWriter, layer: LinearLayer, grad: Value, x: Value, gathered: Value | None = None
+        self,
+        k: KernelWriter,
+        layer: LinearLayer,
+        grad: Value,
+        x: Value,
+        gathered: Value | None = None,
+        *,
+        converted: bool = False,
     ) -> Value:
         """Add the gradient of the layer's input, and the gradient of its weights (at once or deferred).
         Return the gradient of the input.
 
         ``x`` is the input of the layer in the forward pass. ``gathered`` is the copy of this input that was
-        gathered again for the backward pass, if any.
+        gathered again for the backward pass, if any. ``converted`` is True if ``grad`` has the format of the
+        matmul.
         """
-        element, compute = self._format(layer), self.precision.compute
-        narrow = self.quantize(k, f"{layer.name}.grad", self._operand(layer, layer.outputs), grad, element)
+        element, compute, narrow = self._format(layer), self.precision.compute, grad
+        if not converted:
+            narrow = self.quantize(
+                k, f"{layer.name}.grad", self._operand(layer, layer.outputs), grad, element
+            )
         matrix = self._matrix(k, f"{layer.name}.dgrad", layer, grad, element)
         back = k.product(
             f"{layer.name}.dgrad", (layer.rows, layer.inputs, layer.outputs),
@@ -435,36 +462,63 @@ class ModelRank:
         out = self._operand(layer, layer.inputs)
         return k.vector(f"{name}_add.backward", "add", [out, out], [out], after=[back, through])
 
-    @property
-    def _pipelines(self) -> bool:
-        """True if tensor-parallel collectives are pipelined with matmuls, as with the user buffers of
-        Transformer Engine.
+    def _pipelines(self, layer: LinearLayer, *, gathers: bool) -> bool:
+        """Return True if a tensor-parallel collective is pipelined with the matmul of a layer. Rows are
+        divided into pieces, one per rank. A rank multiplies one piece while another one is transferred.
+        ``gathers`` is True for an all-gather before the matmul, False for a reduce-scatter after it.
 
-        Rows are divided into pieces, which travel around a ring of the tensor-parallel ranks. A rank
-        multiplies one piece while the next one is transferred.
+        The layers of Transformer Engine with user buffers pipeline both. PyTorch's compiler
+        (``torch._inductor.fx_passes.micro_pipeline_tp``) pipelines an all-gather only if the matmul reads its
+        result: scales by row are computed between them.
         """
-        return self.training.overlap.tensor and self.layout.has_sequence_parallel and self.trains_weights
+        possible = self.training.overlap.tensor and self.layout.has_sequence_parallel and self.trains_weights
+        converts = self.precision.by_row and self._format(layer) != self.precision.compute
+        is_torch = self.training.style == "torchtitan"
+        return possible and layer.pipelined and not (is_torch and gathers and converts)
+
+    def _gathers_converted(self, layer: LinearLayer) -> bool:
+        """Return True if rows are converted to the format of the matmul before they are gathered: torchtitan
+        with one scale per tensor (``torchao.float8.float8_tensor_parallel``).
+        """
+        precision = self.precision
+        one_scale = precision.looks_first and not precision.by_row and self._format(layer) == precision.matmul
+        return self.training.style == "torchtitan" and self.layout.has_sequence_parallel and one_scale
 
     def column(self, k: KernelWriter, layer: LinearLayer, x: Value, saved: str, port: str = "") -> Value:
         """Add a column-parallel layer; ``x`` are the rows of this rank, which are saved for the backward pass
         as port ``saved``.
+
+        The autograd of PyTorch reads the gathered rows. If a layer is recomputed, they have the port
+        ``saved.gathered``, and are not gathered again.
         """
         k.name_port(saved, x)
-        if self._pipelines:
-            return self._gather_pipelined(k, layer, "", x, port)
-        return self.linear(k, layer, self.gather(k, f"{layer.name}.all_gather", x), port)
+        reads_gathered = k.again and self.training.style == "torchtitan"
+        if not self._pipelines(layer, gathers=True):
+            converted, element = self._gathers_converted(layer), self._format(layer)
+            if converted:
+                x = self.quantize(k, layer.name, self.stream, x, element)
+            x = self.gather(k, f"{layer.name}.all_gather", x, element if converted else "")
+            k.name_port(f"{saved}.gathered" if reads_gathered else "", x)
+            return self.linear(k, layer, x, port, converted=converted)
+        y = self._gather_pipelined(k, layer, "", x, port)
+        if reads_gathered:
+            rows = TensorSpec(self.whole.shape, self._format(layer))
+            k.name_port(f"{saved}.gathered", self._in_order(k, f"{layer.name}.all_gather", y, rows))
+        return y
 
     def column_backward(self, k: KernelWriter, layer: LinearLayer, grad: Value, saved: str) -> Value:
         """Add the backward pass of a column-parallel layer, and return the gradient of its input rows.
 
         The input is gathered again for the gradient of the weights, in parallel to the gradient of the input.
+        PyTorch's compiler pipelines only a reduce-scatter of the result of one matmul, and the input of these
+        layers has the sum of several gradients: of queries, keys and values, or of both gates.
         """
-        again: Value | None = None
-        if self.layout.has_sequence_parallel and self.learns(layer):
+        again: Value | None = k.local.get(f"{saved}.gathered")
+        if again is None and self.layout.has_sequence_parallel and self.learns(layer):
             again = self.gather(k, f"{layer.name}.regather", saved, control=[grad])
             if self._waits_for_tensor and not isinstance(again, str):
                 k.follow.append(again)
-        if self._pipelines:
+        if self._pipelines(layer, gathers=False) and self.training.style != "torchtitan":
             self._weight_gradient(k, layer, grad, saved if again is None else again, self._format(layer))
             return self._scatter_pipelined(k, layer, ".dgrad", grad)
         back = self.linear_backward(k, layer, grad, saved, again)
@@ -472,7 +526,7 @@ class ModelRank:
 
     def row(self, k: KernelWriter, layer: LinearLayer, x: Value) -> Value:
         """Add a row-parallel layer and the sum of its results over tensor-parallel ranks."""
-        if self._pipelines:
+        if self._pipelines(layer, gathers=False):
             return self._scatter_pipelined(k, layer, "", x)
         return self.scatter(k, f"{layer.name}.{self.scatter_name}", self.linear(k, layer, x))
 
@@ -480,11 +534,17 @@ class ModelRank:
         """Add the backward pass of a row-parallel layer with input ``x``, and return the gradient of
         ``x``.
         """
-        if self._pipelines:
+        name = f"{layer.name}.grad.all_gather"
+        if self._pipelines(layer, gathers=True):
             back = self._gather_pipelined(k, layer, ".dgrad", grad, "")
-            self._weight_gradient(k, layer, back, x, self._format(layer))
+            gathered = self._in_order(k, name, back, TensorSpec(self.whole.shape, self._format(layer)))
+            self._weight_gradient(k, layer, gathered, x, self._format(layer))
             return back
-        return self.linear_backward(k, layer, self.gather(k, f"{layer.name}.grad.all_gather", grad), x)
+        converted, element = self._gathers_converted(layer), self._format(layer)
+        if converted:
+            grad = self.quantize(k, f"{layer.name}.grad", self.stream, grad, element)
+        grad = self.gather(k, name, grad, element if converted else "")
+        return self.linear_backward(k, layer, grad, x, converted=converted)
 
     def _piece(self, layer: LinearLayer, suffix: str) -> tuple[tuple[int, int, int], str]:
         """Return the (m, n, k) sizes of the matmul of one piece of a layer, and its element type. A piece is
@@ -498,11 +558,18 @@ class ModelRank:
     def _gather_pipelined(
         self, k: KernelWriter, layer: LinearLayer, suffix: str, x: Value, port: str
     ) -> Value:
+        """Add a matmul whose input rows are gathered piece by piece, and return its last piece. PyTorch first
+        copies the rows of a rank to memory that its peers can read
+        (``torch.distributed._symmetric_memory``).
+        """
         sizes, element = self._piece(layer, suffix)
         ring = self.groups.tensor_ring
         piece = self.value(sizes[0], sizes[2])
         sent, done = self.quantize(k, f"{layer.name}{suffix}", piece, x, element), -1
         matrix = self._matrix(k, f"{layer.name}{suffix}", layer, x, element)
+        if self.training.style == "torchtitan":
+            narrow = [TensorSpec(piece.shape, element)]
+            sent = done = k.vector(f"{layer.name}{suffix}.share", "copy", narrow, narrow, after=[sent])
         for step in range(self.layout.tp):
             name = f"{layer.name}{suffix}.{step}"
             last = port if step == self.layout.tp - 1 else ""
@@ -519,6 +586,12 @@ class ModelRank:
         return done
 
     def _scatter_pipelined(self, k: KernelWriter, layer: LinearLayer, suffix: str, x: Value) -> Value:
+        """Add a matmul whose result is summed over ranks piece by piece, and return the piece of this rank.
+
+        User buffers of Transformer Engine send partial sums around a ring. PyTorch reads the pieces of all
+        peers, and then sums them in one kernel. It has two buffers for pieces: a matmul waits for the
+        transfer of the last piece but one.
+        """
         sizes, element = self._piece(layer, suffix)
         ring = self.groups.tensor_ring
         whole = self.value(layer.rows, sizes[2])
@@ -526,15 +599,24 @@ class ModelRank:
         operands = [narrow, *self._matrix(k, f"{layer.name}{suffix}", layer, x, element)]
         piece = self.value(sizes[0], sizes[1])
         moved: Value = -1
+        in_torch, received = self.training.style == "torchtitan", [-1, -1]
         for step in range(self.layout.tp):
             name = f"{layer.name}{suffix}.{step}"
-            made = k.product(name, sizes, left=element, result=self.precision.compute, after=operands)
+            control = received[-2:-1] if in_torch else []
+            made = k.product(
+                name, sizes, left=element, result=self.precision.compute, after=operands, control=control
+            )
+            if in_torch:
+                is_own = step == self.layout.tp - 1
+                received.append(made if is_own else k.permute(f"{name}.ring", ring, piece, after=[made]))
+                continue
             if step:
                 made = k.vector(f"{name}.add", "add", [piece, piece], [piece], after=[made, moved])
             if step == self.layout.tp - 1:
                 return made
             moved = k.permute(f"{name}.ring", ring, piece, after=[made])
-        return moved
+        pieces = self.value(layer.rows, sizes[1])
+        return k.vector(f"{layer.name}{suffix}.sum", "sum", [pieces], [piece], after=received)
 
     def _format(self, layer: LinearLayer) -> str:
         return layer.format or self.precision.matmul
