@@ -411,13 +411,16 @@ def test_a_program_determines_its_model(tmp_path: Path) -> None:
     ]
     [finding] = [entry for entry in sink if entry.code == "plan.recognised-model"]
     assert "2 layers of 256, 8 heads of 32 with 8 key heads, gated MLP of 1,024" in finding.message
-    own = hespas.plan(source=program, **arguments | {"seq": 0, "global_batch": 0, "devices": 2})
-    named = hespas.plan(str(model), **arguments | {"global_batch": 2, "devices": 2})
+    settings: dict[str, Any] = {**arguments, "devices": 2, "seq": 0, "global_batch": 0}
+    own = hespas.plan(source=program, **settings)
+    settings |= {"seq": 128, "global_batch": 2}
+    named = hespas.plan(str(model), **settings)
     assert [row.step_ns for row in own.rows] == [row.step_ns for row in named.rows]
     optimized = ROOT / "fixtures" / "hlo" / "llama_train_1dev.hlo.txt.gz"
     assert hespas.plan(source=optimized, **arguments).rows[0].settings == done.rows[0].settings
+    settings |= {"seq": 4096, "global_batch": 0}
     with pytest.raises(UsageError, match="256 tokens per step are not whole sequences"):
-        hespas.plan(source=program, **arguments | {"seq": 4096, "global_batch": 0})
+        hespas.plan(source=program, **settings)
     with pytest.raises(UnsupportedError, match="no dense decoder has exactly its matmuls"):
         hespas.plan(source=ROOT / "fixtures" / "stablehlo" / "mlp_train.mlir", **arguments)
     with pytest.raises(UnsupportedError, match="a program of 8 devices"):
