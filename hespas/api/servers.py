@@ -395,7 +395,7 @@ class Server:
 
     def cache_size(self, step: ServingStep) -> float:
         """Return the size of the KV cache of a replica in tokens. Raises ``UnsupportedError`` if the
-        weights leave no memory for it.
+        weights, activations and libraries leave no memory for it.
         """
         if self.kv_cache_tokens:
             return float(self.kv_cache_tokens)
@@ -416,7 +416,8 @@ class Server:
             memory = device.main_memory.capacity_bytes * self.gpu_memory_utilization
             models = step.model.name if draft is None else f"{step.model.name} and {draft.model.name}"
             raise UnsupportedError(
-                f"the weights of {models} leave no memory for a KV cache in {memory / 1e9:,.0f} GB",
+                f"the weights of {models}, activations and libraries leave no memory for a KV cache in "
+                f"{memory / 1e9:,.0f} GB",
                 hint="use a larger `tp`, a narrower `precision`, or `kv_cache_tokens`",
             )
         return float(int(tokens))
