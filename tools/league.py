@@ -9,6 +9,7 @@ import argparse
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from math import inf
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -137,8 +138,11 @@ def league_pages(leagues: Sequence[League]) -> Mapping[str, str]:
         "## Ranking of layouts\n",
         _LAYOUTS,
         _table(("calibration", *_ORDERS), _orders(leagues)),
-        "Sets in which the fastest measured layout is not among the two fastest predicted ones:\n",
-        _table(("calibration", "source", "model", "accelerator", "accelerators", "layouts"), _lost(leagues)),
+        "Sets of three and more whose chosen layout is slower than the best by more than 3%:\n",
+        _table(
+            ("calibration", "source", "model", "accelerator", "accelerators", "layouts", "slower by"),
+            _lost(leagues),
+        ),
         _SPEEDUPS,
         _table(("calibration", "pairs", "right side", "median error", "P90"), _speedups(leagues)),
         _SCALING,
@@ -242,25 +246,24 @@ def _figures(each: RowGroupErrors) -> Iterator[str]:
 
 _LAYOUTS = """Predictions are often used to choose a layout. This table shows how often they choose well. A
 set has the measured layouts and number formats of one model on one number of accelerators, ranked by the time
-per sequence. Rows that differ in software only count as one layout. *Best in top two*: the fastest measured
-layout is among the two fastest predicted ones. *Right order*: the share of sets of two layouts whose order is
-predicted correctly.
+per sequence. Rows that differ in software only count as one layout. *Chosen*: the layout with the fastest
+prediction. *Best in top two*: the fastest measured layout is among the two fastest predicted ones. *Tau*:
+Kendall's rank correlation of predicted and measured times, median of the sets.
 """
-_ORDERS = ("all sets", "best in top two (all sets)", "sets of three and more",
-           "best in top two (three and more)", "median tau (three and more)", "sets of two",
-           "right order (sets of two)")  # fmt: skip
+_ORDERS = ("layouts", "sets", "chosen is the best", "chosen within 3% of the best", "best in top two", "tau")
+_SET_SIZES: Mapping[str, tuple[int, float]] = {"2": (2, 2), "3 and more": (3, inf), "4 and more": (4, inf)}
 
 
 def _orders(leagues: Sequence[League]) -> Iterator[Sequence[str]]:
     for league in leagues:
-        many = [each for each in league.layouts if each.layouts > 2]
-        yield (
-            league.calibrate,
-            *_share([each.best_in_top_two for each in league.layouts]),
-            *_share([each.best_in_top_two for each in many]),
-            f"{np.nanmedian([each.tau for each in many]):.2f}" if many else "",
-            *_share([each.tau > 0 for each in league.layouts if each.layouts == 2]),
-        )
+        for name, (fewest, most) in _SET_SIZES.items():
+            sets = [each for each in league.layouts if fewest <= each.layouts <= most]
+            if sets:
+                count, best = _share([each.chosen_excess == 0 for each in sets])
+                near = _share([each.chosen_excess <= 0.03 for each in sets])[1]
+                top = _share([each.best_in_top_two for each in sets])[1]
+                tau = f"{np.nanmedian([each.tau for each in sets]):.2f}"
+                yield league.calibrate, name, count, best, near, top, tau
 
 
 def _share(right: Sequence[bool]) -> tuple[str, str]:
@@ -270,9 +273,9 @@ def _share(right: Sequence[bool]) -> tuple[str, str]:
 def _lost(leagues: Sequence[League]) -> Iterator[Sequence[str]]:
     for league in leagues:
         for each in league.layouts:
-            if not each.best_in_top_two:
+            if each.layouts > 2 and each.chosen_excess > 0.03:
                 where = (each.source, each.model, each.accelerator, each.num_accelerators)
-                yield (league.calibrate, *where, f"{each.layouts}")
+                yield (league.calibrate, *where, f"{each.layouts}", f"{each.chosen_excess:.1%}")
 
 
 _SPEEDUPS = """Speed-ups between two accelerators for the same source, model, number format and sequence

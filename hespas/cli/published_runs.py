@@ -74,9 +74,9 @@ def league(call: Call, *, report: _LeagueReport = None) -> None:
     if memory.n:
         errors = f"mean error {percent(memory.mean_ape)}, median {percent(memory.median_ape)}"
         emit(f"peak memory of {counted(memory.n, 'row')}: {errors}")
-    hits = [layout.best_in_top_two for layout in details.layouts]
-    if hits:
-        emit(f"best layout among the two best predictions: {sum(hits)} of {counted(len(hits), 'set')}")
+    near = [layout.chosen_excess <= 0.03 for layout in details.layouts]
+    if near:
+        emit(f"chosen layout within 3% of the best one: {sum(near)} of {counted(len(near), 'set')}")
 
 
 @command(validate_serving, progress="simulating", has_page=True)

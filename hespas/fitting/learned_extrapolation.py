@@ -40,7 +40,7 @@ __all__ = ["TAIL", "devices_of", "left_out_devices", "reach_of", "region_of"]
 TAIL = 0.05
 """Share of rows on each side of an interval of 90 %."""
 _MOST_ROWS_OF_DEVICE = 5000
-_USUAL_TESTS = 3
+_USUAL_TESTS = 6
 """Tests on left-out devices with the same weight as the usual interval."""
 _MOST_ROWS_INSIDE = 4000
 _MOST_ROWS_BEYOND = 1500

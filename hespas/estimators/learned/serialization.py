@@ -109,7 +109,7 @@ class NewDeviceInterval(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     n: int
 
 
-USUAL_INTERVAL = NewDeviceInterval(low=-2.0, high=2.4, n=0)
+USUAL_INTERVAL = NewDeviceInterval(low=-1.35, high=2.0, n=0)
 """Interval over the left-out architectures of all shipped models."""
 
 

@@ -211,11 +211,12 @@ def _layout_views(league: League) -> list[Block]:
         Column("accelerators", kind="number", write=str),
         *columns("count", "layouts"),
         Column("best in top two"),
+        *columns("number", "chosen is slower by", write=_PERCENT),
         Column("tau", kind="number", write="{:.2f}".format),
     )
     rows = (
         (ranking.source, ranking.model, ranking.accelerator, ranking.num_accelerators, ranking.layouts,
-         "yes" if ranking.best_in_top_two else "no", ranking.tau)
+         "yes" if ranking.best_in_top_two else "no", ranking.chosen_excess, ranking.tau)
         for ranking in league.layouts
     )  # fmt: skip
     return _view("layouts", "", header, rows)

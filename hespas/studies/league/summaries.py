@@ -161,8 +161,9 @@ class LayoutRanking(msgspec.Struct, frozen=True, kw_only=True):
     """Ranking of the layouts and number formats of one model on one number of accelerators.
 
     ``best_in_top_two`` is True if the layout with the best published time is among the two layouts with the
-    best predicted times. ``tau`` is Kendall's tau of both orders (NaN if all times are equal). Rows that
-    differ only in software count as one layout, because their predictions are equal.
+    best predicted times. ``chosen_excess`` is the published time of the layout with the best predicted time,
+    relative to the best published time, less one. ``tau`` is Kendall's tau of both orders (NaN if all times
+    are equal). Rows that differ only in software count as one layout, because their predictions are equal.
     """
 
     calibrate: Calibration
@@ -172,6 +173,7 @@ class LayoutRanking(msgspec.Struct, frozen=True, kw_only=True):
     num_accelerators: str
     layouts: Count
     best_in_top_two: bool
+    chosen_excess: Figure
     tau: Figure
 
 
@@ -192,7 +194,7 @@ def rank_layouts(rows: Sequence[EvaluatedRow], calibrate: Calibration) -> Iterat
             for time_of in (_published, _predicted)
         )
         best = min(range(len(published)), key=published.__getitem__)
-        top = sorted(range(len(predicted)), key=predicted.__getitem__)[:2]
+        order = sorted(range(len(predicted)), key=predicted.__getitem__)
         yield LayoutRanking(
             calibrate=calibrate,
             source=key[0],
@@ -200,7 +202,8 @@ def rank_layouts(rows: Sequence[EvaluatedRow], calibrate: Calibration) -> Iterat
             accelerator=key[2],
             num_accelerators=key[3],
             layouts=len(layouts),
-            best_in_top_two=best in top,
+            best_in_top_two=best in order[:2],
+            chosen_excess=published[order[0]] / published[best] - 1,
             tau=kendall_tau(np.array(predicted), np.array(published)),
         )
 

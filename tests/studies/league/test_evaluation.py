@@ -163,6 +163,7 @@ def test_the_order_of_layouts() -> None:
     (right,), (wrong,) = _sets([90.0, 95.0, 99.0]), _sets([99.0, 95.0, 90.0])
     assert (right.layouts, right.best_in_top_two, right.tau) == (3, True, 1.0)
     assert (wrong.best_in_top_two, wrong.tau) == (False, -1.0)
+    assert (right.chosen_excess, wrong.chosen_excess) == (0.0, pytest.approx(0.2))
 
 
 def test_layouts_of_another_batch_compare_by_sequence() -> None:
