@@ -102,8 +102,11 @@ def recognised_step(graph: OpGraph) -> RecognisedStep:
             contracted[*sorted(sizes), sizes[-1]] += int(count)
     steps = dict.fromkeys(_steps(clipped(graph.name), attention, products, contracted))
     if len(steps) != 1:
+        which = "several models have" if steps else "no dense decoder has"
+        largest = np.argsort(-times * shapes.prod(axis=1), kind="stable")[:_MOST_WEIGHTS]
+        listed = ", ".join(f"{times[row]:,.0f} of {'x'.join(map(str, shapes[row]))}" for row in largest)
         raise _refusal(
-            graph, f"{'several models have' if steps else 'no dense decoder has'} exactly its matmuls"
+            graph, f"{which} exactly its matmuls (batch x rows x columns x contracted size): {listed}"
         )
     [(model, seq, sequences, trains)] = steps
     codes, position = np.unique(table.lhs, return_inverse=True)
