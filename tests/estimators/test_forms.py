@@ -270,7 +270,7 @@ def test_parameters_stay_on_a_device_with_equal_rates(form: Form) -> None:
 
 
 def test_parameters_carry_over_by_the_clock_and_the_bandwidth_of_the_cache() -> None:
-    """A100: 1.41 GHz, and a cache of 7,220 GB/s by a memory of 2,039; L40S: 2.52 GHz, 5,779 by 90 % of 864."""
+    """A100: 1.41 GHz, cache of 7,220 GB/s by memory of 2,039; L40S: 2.52 GHz, 5,779 by 90 % of 864."""
     clock, faster = 1.41 / 2.52, (5779 / (0.9 * 864)) / (7220 / 2039)
     values, carried = _carried(DECODE, "A100-SXM-80GB", "L40S")
     changed = {name for name, value in carried.items() if value != values[name]}
