@@ -108,6 +108,11 @@ _CACHE_COPIES: Mapping[str, float] = dict.fromkeys(("sm_80", "sm_90", "sm_100", 
 units has its own partition of the L2 cache ("NVIDIA A100 Tensor Core GPU Architecture", white paper); that
 later devices with HBM have the same is assumed.
 """
+_SHARE_BESIDE_CODES = 0.9
+"""Share of the memory's bandwidth that is left for data if error correction codes are stored in the same
+memory. The fastest tenth of large measured operations reach 0.80 to 0.86 of the peak on an L40S and 0.75 on
+a T4 and a P4 (GDDR with codes), 0.86 to 0.91 on an H100 (HBM), and 0.96 on an Arc Pro B60 (GDDR without).
+"""
 _VECTOR_BYTES = 16.0
 """Size of a GPU's widest load."""
 
@@ -139,6 +144,7 @@ _Carry = Literal[
     "passes",
     "key",
     "stream",
+    "memory",
 ]
 """Rule by which a parameter changes for a device with other rates (:class:`Parameter`); empty: it stays."""
 
@@ -160,8 +166,8 @@ class Parameter:
     cache's size or of the data that stay in it, a *loads* value a rate of loads that partly come from the
     cache, and a *hits* value 1 less than a rate of the cache; the last two rates are relative to the memory.
     A *passes* value is a number of transfers of data between two kernels at the rate of the memory, a *key*
-    value the time of a unit for a key, and a *stream* value the share of the cache's bandwidth that a stream
-    reaches. Other values stay.
+    value the time of a unit for a key, a *stream* value the share of the cache's bandwidth that a stream
+    reaches, and a *memory* value the share of the memory's bandwidth. Other values stay.
     """
 
     name: str
@@ -188,8 +194,9 @@ class MachineRates:
     (:mod:`hespas.operations.tiles`). ``clock_hz`` is the highest clock of the compute units. ``line_bytes``
     is what a unit fetches to read one element. ``powered_share`` is the share of the peak FLOP/s for which
     the power limit suffices; it may be above 1. ``cache_copies`` is the number of copies of shared data in
-    the cache. ``arch`` is the name of the architecture, ``instructions`` of its matrix instructions (else the
-    architecture).
+    the cache. ``usable_share`` is the share of the memory's bandwidth that error correction codes in the same
+    memory leave. ``arch`` is the name of the architecture, ``instructions`` of its matrix instructions (else
+    the architecture).
     """
 
     flops_per_ns: float
@@ -209,6 +216,7 @@ class MachineRates:
     line_bytes: float = 64.0
     powered_share: float = np.nan
     cache_copies: float = 1.0
+    usable_share: float = 1.0
     arch: str = ""
     instructions: str = ""
 
@@ -267,6 +275,7 @@ def machine_of(device: Device, kind: str, scheme: str) -> MachineRates:
         line_bytes=_LINE_BYTES.get(device.vendor, _LINE_BYTES[""]),
         powered_share=device.tdp_w / (rate * flop_pj * 1e-12),
         cache_copies=_CACHE_COPIES.get(device.arch, 1.0),
+        usable_share=_SHARE_BESIDE_CODES if device.main_memory.error_correction else 1.0,
         arch=device.architecture,
         instructions=_INSTRUCTIONS.get(device.arch, device.architecture),
     )
@@ -288,6 +297,9 @@ def carried_values(form: Form, values: Values, fitted: MachineRates, machine: Ma
     clock (:data:`_VOLTAGE_POWER`), they scale with the clocks for which the limits suffice, over the highest
     clocks.
 
+    Shares of the memory's bandwidth scale with the shares that error correction codes leave
+    (``usable_share``). Rates relative to the memory are relative to this part of the bandwidth.
+
     Shares of the cache scale with the inverse of the copies in it (``cache_copies``). Rates of the cache,
     which are relative to the memory, scale with the ratio of the two bandwidths (``cache_rate``). Rates of
     loads scale with the power :data:`_LOADS_POWER` of this ratio. An unknown clock, power limit or kernel
@@ -305,13 +317,14 @@ def carried_values(form: Form, values: Values, fitted: MachineRates, machine: Ma
     """
     is_sibling = fitted.arch == machine.arch
     slower = fitted.clock_hz / machine.clock_hz
-    faster = machine.cache_rate / fitted.cache_rate
+    usable = machine.usable_share / fitted.usable_share
+    faster = machine.cache_rate / fitted.cache_rate / usable
     # At equal watts, the higher clock of a sibling needs a higher voltage.
     power, root = (_VOLTAGE_POWER - 1, 1 / _VOLTAGE_POWER) if is_sibling else (0.0, 1.0)
     suffices = np.minimum([machine.powered_share * slower**power, fitted.powered_share], 1.0)
     powered = float(suffices[0] / suffices[1]) ** root
     flops = slower * (machine.flops_per_ns / machine.units) / (fitted.flops_per_ns / fitted.units)
-    paced = (machine.bytes_per_ns / machine.units) / (fitted.bytes_per_ns / fitted.units) * slower
+    paced = (machine.bytes_per_ns / machine.units) / (fitted.bytes_per_ns / fitted.units) * slower * usable
     at_once = [_BLOCKS_AT_ONCE.get(rates.instructions, np.nan) for rates in (fitted, machine)]
     stores = {rates.instructions in _OWN_ACCUMULATORS for rates in (fitted, machine)}
     factors: dict[_Carry, float] = {
@@ -326,6 +339,7 @@ def carried_values(form: Form, values: Values, fitted: MachineRates, machine: Ma
         "passes": float(np.minimum(paced, 1.0)) ** _PASSES_POWER,
         "key": slower / (1.0 if is_sibling else float(np.maximum(paced, 1.0))),
         "stream": 1 / (paced * faster),
+        "memory": usable,
     }
     carried = dict(values)
     for parameter in form.parameters:

@@ -186,7 +186,7 @@ DECODE = Form(
     parameters=(
         _ATTENTION_START,
         Parameter(name="group_t0_ns", start=6000.0, low=50.0, high=1e6, carries="start"),
-        Parameter(name="memory", start=0.75, low=0.02, high=1.0, width=0.3),
+        Parameter(name="memory", start=0.75, low=0.02, high=1.0, width=0.3, carries="memory"),
         _ATTENTION_OVERLAP,
         Parameter(name="piece_start_ns", start=1000.0, low=1.0, high=1e5, carries="clock"),
         Parameter(name="key_ns", start=10.0, low=1e-3, high=1e3, carries="key"),
@@ -282,7 +282,7 @@ _EXPERTS = Form(
     parameters=(
         Parameter(name="t0_ns", start=30000.0, low=50.0, high=1e7, carries="start"),
         Parameter(name="compute", start=0.6, low=0.02, high=1.0, width=0.5, carries="power"),
-        Parameter(name="memory", start=0.7, low=0.02, high=1.0, width=0.3),
+        Parameter(name="memory", start=0.7, low=0.02, high=1.0, width=0.3, carries="memory"),
         Parameter(name="overlap", start=1.5, low=0.05, high=20.0),
         Parameter(name="unit_load", start=2.5, low=0.1, high=50.0, carries="loads"),
         Parameter(name="tile_edge", start=10.0, low=0.01, high=1000.0),
@@ -322,7 +322,7 @@ _UNCACHED_EXPERTS = replace(
 
 _T0 = Parameter(name="t0_ns", start=3000.0, low=50.0, high=1e6)
 _COMPUTE = Parameter(name="compute", start=0.5, low=1e-3, high=1.0, width=0.5)
-_MEMORY = Parameter(name="memory", start=0.7, low=1e-2, high=1.0, width=0.3)
+_MEMORY = Parameter(name="memory", start=0.7, low=1e-2, high=1.0, width=0.3, carries="memory")
 _OVERLAP = Parameter(name="overlap", start=2.0, low=0.05, high=20.0)
 _STRIDED = Parameter(name="strided", start=1.8, low=1.0, high=20.0, absent=1.8)
 """Factor on the traffic of operands that are not read in the order of the result."""
@@ -421,7 +421,7 @@ def _candidates(wide: bool) -> FloatArray:
 _PARAMETERS = (
     Parameter(name="t0_ns", start=3000.0, low=50.0, high=1e6, carries="start"),
     Parameter(name="compute", start=0.7, low=0.02, high=1.0, width=0.5, carries="power"),
-    Parameter(name="memory", start=0.75, low=0.02, high=1.0, width=0.3),
+    Parameter(name="memory", start=0.75, low=0.02, high=1.0, width=0.3, carries="memory"),
     Parameter(name="overlap", start=1.5, low=0.05, high=20.0),
     Parameter(name="step_ns", start=0.1, low=1e-4, high=50.0, carries="clock"),
     Parameter(name="unit_load", start=2.5, low=0.1, high=50.0, carries="loads"),
@@ -572,7 +572,7 @@ ARRAYS = Form(
     parameters=(
         Parameter(name="t0_ns", start=3000.0, low=50.0, high=1e6),
         Parameter(name="compute", start=0.7, low=0.02, high=1.0, width=0.5),
-        Parameter(name="memory", start=0.75, low=0.02, high=1.0, width=0.3),
+        Parameter(name="memory", start=0.75, low=0.02, high=1.0, width=0.3, carries="memory"),
         Parameter(name="store", start=0.75, low=0.02, high=1.0, width=0.3),
         Parameter(name="pipeline_ns", start=5000.0, low=50.0, high=1e6),
     ),

@@ -154,6 +154,10 @@ class Memory(TomlRow, frozen=True, kw_only=True):
     The bandwidth of a cache is of read hits, for all units of the device together. It is a peak if one is
     published or follows from bytes per clock, else the result of a micro-benchmark, as the note says. The
     energy is for moving a byte between this level and the chip.
+
+    ``error_correction`` is ``inline`` if the codes are stored in this memory itself, as server boards do in
+    GDDR5 and GDDR6. Reads of the codes then take a part of its bandwidth and capacity. HBM has separate bits
+    for them, GDDR7 corrects errors on its dies.
     """
 
     level: MemoryLevel
@@ -162,6 +166,7 @@ class Memory(TomlRow, frozen=True, kw_only=True):
     bandwidth_bytes_per_s: PositiveOrNan
     source: Text
     note: Text = ""
+    error_correction: Literal["", "inline"] = ""
     energy_pj_per_byte: PositiveOrNan = nan
     energy_source: Text = ""
 
