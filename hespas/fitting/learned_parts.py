@@ -7,7 +7,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from importlib import import_module
 from typing import Literal, Protocol, cast
 
@@ -42,6 +42,7 @@ __all__ = [
     "rising",
     "rows_for",
     "rows_of_part",
+    "weighted_sum",
 ]
 
 Loss = Literal["squared_error", "absolute_error"]
@@ -334,32 +335,87 @@ def grow(
     )
     with one_thread() if len(table) <= _ONE_THREAD_ROWS else nullcontext():
         grown = model.fit(table, target)
-    # Store the trees as columns; splits become numbers of the edges that any tree uses.
     trees = [_TreeColumns(predictor[0].nodes) for predictor in grown._predictors]  # pyright: ignore[reportPrivateUsage]
-    baseline = float(grown._baseline_prediction.reshape(-1)[0])  # pyright: ignore[reportPrivateUsage]
-    column = np.concatenate([tree.column for tree in trees])
-    threshold = np.concatenate([tree.threshold for tree in trees])
-    edges = [np.unique(threshold[column == number]) for number in range(table.shape[1])]
-    split = np.zeros(len(column), np.uint8)
-    for number, column_edges in enumerate(edges):
-        is_own = column == number
-        split[is_own] = np.searchsorted(column_edges, threshold[is_own])
-    leaf = np.concatenate([tree.leaf for tree in trees])
-    scale = max(float(np.abs(leaf).max()), 1e-30) / _LARGEST_LEAF
+    return _forest_of(
+        table.shape[1],
+        _TreeArrays(
+            column=np.concatenate([tree.column for tree in trees]),
+            threshold=np.concatenate([tree.threshold for tree in trees]),
+            first=np.concatenate([tree.first for tree in trees]),
+            last=np.concatenate([tree.last for tree in trees]),
+            leaf=np.concatenate([tree.leaf for tree in trees]),
+            nodes=np.array([len(tree.column) for tree in trees], np.int64),
+            leaves=np.array([len(tree.leaf) for tree in trees], np.int64),
+        ),
+        baseline=float(grown._baseline_prediction.reshape(-1)[0]),  # pyright: ignore[reportPrivateUsage]
+    )
 
-    def offsets(lengths: list[int]) -> NDArray[np.int32]:
+
+def weighted_sum(forests: Sequence[Forest], weights: Sequence[float]) -> Forest:
+    """Return the forest that predicts the weighted sum of the predictions of ``forests``.
+
+    The forests have the same input columns and were fitted to the same rows: a column has a limited number of
+    distinct splits.
+    """
+    arrays = [
+        _TreeArrays(
+            column=forest.column.astype(np.int64),
+            threshold=forest.edges[forest.edge_offsets[forest.column] + forest.split],
+            first=forest.first.astype(np.int64),
+            last=forest.last.astype(np.int64),
+            leaf=weight * forest.scale * forest.leaf.astype(np.float64),
+            nodes=np.diff(forest.node_offsets).astype(np.int64),
+            leaves=np.diff(forest.leaf_offsets).astype(np.int64),
+        )
+        for forest, weight in zip(forests, weights, strict=True)
+    ]
+    joined = _TreeArrays(
+        **{
+            field.name: np.concatenate([getattr(part, field.name) for part in arrays])
+            for field in fields(_TreeArrays)
+        }
+    )
+    baseline = sum(weight * forest.baseline for forest, weight in zip(forests, weights, strict=True))
+    return _forest_of(len(forests[0].edge_offsets) - 1, joined, baseline=baseline)
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class _TreeArrays:
+    """Trees as concatenated arrays (:class:`_TreeColumns`), and the numbers of inner nodes and of leaves of
+    each tree.
+    """
+
+    column: IntArray
+    threshold: NDArray[np.float32]
+    first: IntArray
+    last: IntArray
+    leaf: FloatArray
+    nodes: IntArray
+    leaves: IntArray
+
+
+def _forest_of(columns: int, trees: _TreeArrays, *, baseline: float) -> Forest:
+    """Return the forest of ``trees``; splits become numbers of the edges that any tree uses."""
+    edges = [np.unique(trees.threshold[trees.column == number]) for number in range(columns)]
+    split = np.zeros(len(trees.column), np.uint8)
+    for number, column_edges in enumerate(edges):
+        is_own = trees.column == number
+        split[is_own] = np.searchsorted(column_edges, trees.threshold[is_own])
+    scale = max(float(np.abs(trees.leaf).max(initial=0.0)), 1e-30) / _LARGEST_LEAF
+
+    def offsets(lengths: IntArray) -> NDArray[np.int32]:
         return np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
 
     return Forest(
-        column=column.astype(np.uint8),
+        column=trees.column.astype(np.uint8),
         split=split,
-        first=np.concatenate([tree.first for tree in trees]).astype(np.uint8),
-        last=np.concatenate([tree.last for tree in trees]).astype(np.uint8),
-        node_offsets=offsets([len(tree.column) for tree in trees]),
-        leaf=np.round(leaf / scale).astype(np.int16),
-        leaf_offsets=offsets([len(tree.leaf) for tree in trees]),
+        first=trees.first.astype(np.uint8),
+        last=trees.last.astype(np.uint8),
+        node_offsets=offsets(trees.nodes),
+        leaf=np.round(trees.leaf / scale).astype(np.int16),
+        leaf_offsets=offsets(trees.leaves),
         edges=np.concatenate(edges).astype(np.float32),
-        edge_offsets=offsets([len(column_edges) for column_edges in edges]),
+        edge_offsets=offsets(np.array([len(column_edges) for column_edges in edges], np.int64)),
         scale=scale,
         baseline=baseline,
     )

@@ -6,10 +6,11 @@ device, this prediction is corrected:
 
     prediction from reference devices  x  form with parameters of this device / with theirs  x  trees
 
-Held-out folds decide how much of it is fitted: nothing, one factor, the parameters of the form, trees, or a
-form of this device alone. Nothing is fitted unless the smallest error is below the error without any fit by
-more than its uncertainty. The stated error includes this choice: it is measured on rows that were left out of
-the choice too (nested cross-validation: Varma and Simon, BMC Bioinformatics 7:91, 2006).
+Options differ in how much of it is fitted: nothing, one factor, the parameters of the form, trees, or a form
+of this device alone. The model is the weighted geometric mean of their predictions. An option with a smaller
+error on held-out folds has a larger weight. With few rows the weights are similar, because the order of the
+errors is uncertain and a mean has a smaller error than most options (stacking: Wolpert, Neural Networks 5,
+1992). The stated error is measured on rows that were left out of the weights too.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 from math import inf, isfinite
+from operator import itemgetter
 from pathlib import Path
 
 import numpy as np
@@ -34,7 +36,7 @@ from hespas.estimators.learned.selection import ModelSelection, OperationLabels,
 from hespas.estimators.learned.serialization import Candidate, Card, LearnedModel, load_model
 from hespas.fitting.device_forms import Prior, solve
 from hespas.fitting.fits import rounded
-from hespas.fitting.held_out import first_of_best, parts_in_turn
+from hespas.fitting.held_out import parts_in_turn
 from hespas.fitting.learned import (
     FEWEST_MARGINS,
     cells_of,
@@ -62,6 +64,7 @@ from hespas.fitting.learned_parts import (
     grow,
     rows_for,
     rows_of_part,
+    weighted_sum,
 )
 from hespas.fitting.rows import may_be_fitted, one_table
 from hespas.graph.columns import FloatArray, IntArray
@@ -87,10 +90,14 @@ _FEWEST_GROUPS = 5
 _WIDTH = 0.5
 """Standard deviation of parameters from the parameters of reference devices (ln units)."""
 _CALLS = 40
-_MOST_NESTED_ROWS = 600
-"""Most rows for which the choice of an option is repeated without each fold. With more rows the choice
-changes the error by less than the error is uncertain.
+_FEWEST_OF_CLASS = 8
+"""Least rows of a class for which its form is fitted; with fewer, it has the expected parameters."""
+_LEAST_POWER, _GROUPS_PER_POWER = 2.0, 10.0
+"""An option's weight is a power of its error: -2, and -1 more for every 10 held-out groups. The errors on
+devices that were left out hardly change between 5 and 20 groups.
 """
+_LEAST_WEIGHT = 0.05
+"""Smallest weight of an option; options below it are left out of the mean."""
 _FIRM_ROWS = 5.0
 """Rows with the same weight as the prior that a common factor is 1."""
 _LARGEST_SHARE, _LARGEST_ROWS = 0.1, 5
@@ -124,33 +131,27 @@ def adapted(adaptable_rows: Adaptable, device: Device, *, seed: int) -> LearnedM
     )
     fold = fold // 2
     options = _options(len(group))
-    groups = len(np.unique(group))
+    held_out = np.full((len(options), len(group)), np.nan)
+    for others, tested in parts_in_turn(fold):
+        held_out[:, tested] = references.residuals(others, tested, options, seed=seed)
+    residual = np.full(len(group), np.nan)
+    for others, tested in parts_in_turn(fold):
+        residual[tested] = _weights(held_out[:, others], group[others]) @ held_out[:, tested]
+    _, candidates = chosen_form([option.trees or _NO_TREES for option in options], list(held_out))
+    weights: list[float] = _weights(held_out, group).tolist()
+    mean = [(option, weight) for option, weight in zip(options, weights, strict=True) if weight > 0]
+    return references.model(part, rows, _MeanOfOptions(mean, candidates, residual, group), seed)
 
-    def choose(among: IntArray) -> tuple[int, FloatArray, tuple[Candidate, ...]]:
-        """Return the best option on the rows ``among``, its errors on held-out folds of these rows, and all
-        options with their errors.
-        """
-        residuals = [np.full(len(among), np.nan) for _ in options]
-        for others, held_out in parts_in_turn(fold[among]):
-            by_option = references.residuals(among[others], among[held_out], options, seed=seed)
-            for residual, of_fold in zip(residuals, by_option, strict=True):
-                residual[held_out] = of_fold
-        forms = [option.trees or _NO_TREES for option in options]
-        best, candidates = chosen_form(forms, residuals)
-        pair = [candidates[0].mape, candidates[best].mape]
-        best = best if first_of_best(pair, groups * len(among) / len(group)) else 0
-        marked = (
-            with_fields(candidate, chosen=number == best) for number, candidate in enumerate(candidates)
-        )
-        return best, residuals[best], tuple(marked)
 
-    best, residual, candidates = choose(np.arange(len(group)))
-    if len(group) <= _MOST_NESTED_ROWS:
-        for others, held_out in parts_in_turn(fold):
-            option = options[choose(others)[0]]
-            [residual[held_out]] = references.residuals(others, held_out, [option], seed=seed)
-    chosen = _ChosenAdaptation(options[best], candidates, residual, group)
-    return references.model(part, rows, chosen, seed)
+def _weights(residuals: FloatArray, group: IntArray) -> FloatArray:
+    """Return the weight of each option in the mean; the sum is 1. ``residuals`` has the errors [log time] of
+    each option on the same held-out rows, shape ``(options, rows)``.
+    """
+    error = np.abs(np.expm1(-residuals)).mean(axis=1)
+    power = _LEAST_POWER + len(np.unique(group)) / _GROUPS_PER_POWER
+    weight: FloatArray = (max(float(error.min()), 1e-9) / np.maximum(error, 1e-9)) ** power
+    weight[weight < _LEAST_WEIGHT * weight.sum()] = 0.0
+    return weight / float(weight.sum())
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +168,7 @@ class _Adaptation:
 
 
 def _options(count: int) -> list[_Adaptation]:
-    """Return the options for ``count`` rows, those with the fewest fitted parameters first."""
+    """Return the options for ``count`` rows, the prediction from the reference devices first."""
     forms = (
         BoostingForm(trees=30, leaves=4, learning_rate=0.1, least_rows=max(3, count // 20), columns=0.5),
         BoostingForm(trees=100, leaves=8, learning_rate=0.1, least_rows=max(4, count // 50), columns=0.5),
@@ -228,12 +229,13 @@ def _reference_bases(choice: ModelSelection) -> list[Base]:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _ChosenAdaptation:
-    """Chosen option of an adaptation. ``candidates`` are all tested options with their errors. ``residual``
-    are the errors [log time] of held-out rows, ``group`` their groups.
+class _MeanOfOptions:
+    """Weighted mean of options of an adaptation: ``options`` are pairs of an option and its weight.
+    ``candidates`` are all tested options with their errors. ``residual`` are the errors [log time] of
+    held-out rows, ``group`` their groups.
     """
 
-    option: _Adaptation
+    options: Sequence[tuple[_Adaptation, float]]
     candidates: tuple[Candidate, ...]
     residual: FloatArray
     group: IntArray
@@ -303,25 +305,28 @@ class _ReferenceModel:
         """Return the errors [log time] of each option on the rows ``tested``, fitted to the rows
         ``numbers``.
         """
-        fits = self._fits(numbers) if any(option.fits_form for option in options) else None
+        fits = self._fits(numbers)
         residuals: list[FloatArray] = []
         for option in options:
             ratio = self._log_ratio(option, fits)
-            forest = self._grown(ratio, numbers, option, seed)
+            forest = self._grown(option, ratio, numbers, seed)
             residuals.append(ratio[tested] - forest.predict(self._table[tested]))
         return residuals
 
-    def model(
-        self, part: LearnedPart, rows: TrainingRows, chosen: _ChosenAdaptation, seed: int
-    ) -> LearnedModel:
-        """Return the adapted model, fitted to all rows with the chosen option."""
-        option, rows_of_all = chosen.option, np.arange(len(self._measured))
-        fits = self._fits(rows_of_all if option.fits_form else rows_of_all[:0])
-        ratio = self._log_ratio(option, fits)
+    def model(self, part: LearnedPart, rows: TrainingRows, mean: _MeanOfOptions, seed: int) -> LearnedModel:
+        """Return the adapted model: the weighted mean of options, fitted to all rows."""
+        rows_of_all = np.arange(len(self._measured))
+        options, weights = zip(*mean.options, strict=True)
+        fits = self._fits(rows_of_all)
+        ratios = [self._log_ratio(option, fits) for option in options]
+        grown = [self._grown(*pair, rows_of_all, seed) for pair in zip(options, ratios, strict=True)]
         flat = constant(len(self.names), 0.0)
-        forests = {"main": self._grown(ratio, rows_of_all, option, seed), "low": flat, "high": flat}
-        if option.transfers:
-            forests["transfer"] = self._model.forests["main"]
+        forests = {
+            "main": weighted_sum(grown, weights),
+            "transfer": self._model.forests["main"],
+            "low": flat,
+            "high": flat,
+        }
         before, ops = self._model.card, self._measured.ops
         reach, own = dict(before.reach), reach_of(part.support, ops)
         for name, (low, high) in own.items():
@@ -331,9 +336,9 @@ class _ReferenceModel:
         training = with_fields(
             fit_settings(
                 self._measured,
-                option.trees or _NO_TREES,
+                max(mean.options, key=itemgetter(1))[0].trees or _NO_TREES,
                 split=splits_of(self._measured),
-                groups=int(chosen.group.max()) + 1,
+                groups=int(mean.group.max()) + 1,
                 seed=seed,
             ),
             provenance=(self._measured.provenance, *before.training.provenance),
@@ -344,19 +349,22 @@ class _ReferenceModel:
             name=part.name,
             adapts=before.name,
             forms=before.forms,
-            bases=(*self._bases(fits, ratio), *(self._bases_of_references() if option.transfers else ())),
+            bases=(
+                *self._bases(fits, np.average(ratios, axis=0, weights=weights), mean.options),
+                *self._bases_of_references(),
+            ),
             columns=self.names,
-            transfer_columns=before.columns if option.transfers else (),
+            transfer_columns=before.columns,
             codes=self.codes,
             reach=reach,
             cells=cells_of(self._measured),
             devices=devices_of(rows),
-            intervals=(wholly_widened(chosen.residual, chosen.group),),
+            intervals=(wholly_widened(mean.residual, mean.group),),
             training=training,
-            selection=chosen.candidates,
+            selection=mean.candidates,
             left_out=(),
-            errors=errors_of_folds(self._measured, chosen.residual),
-            references=self._references if option.transfers else (),
+            errors=errors_of_folds(self._measured, mean.residual),
+            references=self._references,
         )
         return LearnedModel(card, forests, np.unique(np.concatenate((self._model.octaves, octaves)), axis=0))
 
@@ -385,7 +393,7 @@ class _ReferenceModel:
                     expected[parameter.name] = Counter(choices).most_common(1)[0][0]
             of_class = np.intersect1d(rows, numbers)
             values: Values = expected
-            if len(of_class):
+            if len(of_class) >= _FEWEST_OF_CLASS:
                 measured = self._measured.take(of_class)
                 machine = machine_of(self._device, labels[0], labels[2])
                 prior: Prior = {name: (value, _WIDTH) for name, value in expected.items()}
@@ -406,7 +414,7 @@ class _ReferenceModel:
             fits[labels] = _FittedForm(form, values, expected)
         return fits
 
-    def _log_ratio(self, option: _Adaptation, fits: Mapping[_Labels, _FittedForm] | None) -> FloatArray:
+    def _log_ratio(self, option: _Adaptation, fits: Mapping[_Labels, _FittedForm]) -> FloatArray:
         """Return the log of measured over predicted times before any trees, shape ``(rows,)``.
 
         The prediction is the one from the reference devices, multiplied by the ratio of two times of the
@@ -416,7 +424,7 @@ class _ReferenceModel:
         ratio = np.log(self._measured.duration_ns)
         if option.transfers:
             ratio -= self._before
-        if fits is None or not option.fits_form:
+        if not option.fits_form:
             return ratio
         for labels, rows in self._classes:
             machine, fit = machine_of(self._device, labels[0], labels[2]), fits[labels]
@@ -426,7 +434,7 @@ class _ReferenceModel:
                 ratio[rows] += np.log(form_time_ns(fit.form, fit.expected, part, machine))
         return ratio
 
-    def _grown(self, ratio: FloatArray, numbers: IntArray, option: _Adaptation, seed: int) -> Forest:
+    def _grown(self, option: _Adaptation, ratio: FloatArray, numbers: IntArray, seed: int) -> Forest:
         """Return trees fitted to the remaining errors ``ratio`` of the rows ``numbers``. Without trees,
         return a constant: the median error, reduced towards 0, or 0.
         """
@@ -437,10 +445,19 @@ class _ReferenceModel:
             median = float(np.median(ratio[numbers])) * len(numbers) / (len(numbers) + _FIRM_ROWS)
         return constant(len(self.names), median)
 
-    def _bases(self, fits: Mapping[_Labels, _FittedForm], ratio: FloatArray) -> Iterator[Base]:
+    def _bases(
+        self,
+        fits: Mapping[_Labels, _FittedForm],
+        ratio: FloatArray,
+        options: Sequence[tuple[_Adaptation, float]],
+    ) -> Iterator[Base]:
         """Yield the form of each class with the parameters of this device, and with the parameters from which
-        they were fitted. ``ratio`` is the log of measured over predicted times.
+        they were fitted. ``ratio`` is the log of measured over predicted times. ``options`` are pairs of an
+        option and its weight.
         """
+        of_form = [(option, weight) for option, weight in options if option.fits_form]
+        share = rounded(sum(weight for _, weight in of_form))
+        share_of_expected = rounded(sum(weight for option, weight in of_form if option.transfers))
         for labels, rows in self._classes:
             fit = fits[labels]
             largest = rows[np.argsort(self._sheet_ns[rows], kind="stable")]
@@ -448,7 +465,10 @@ class _ReferenceModel:
             asymptote = rounded(float(np.median(ratio[largest])))
             names = self._model.card.forms[fit.form.name]
             kind, op, scheme, variant = labels
-            for hardware, values in ((self._device.name, fit.values), (REFERENCE_DEVICES, fit.expected)):
+            for hardware, values, exponent in (
+                (self._device.name, fit.values, share),
+                (REFERENCE_DEVICES, fit.expected, share_of_expected),
+            ):
                 yield Base(
                     hardware=hardware,
                     kind=kind,
@@ -458,6 +478,7 @@ class _ReferenceModel:
                     form=fit.form.name,
                     parameters=tuple(rounded(values[name]) for name in names),
                     asymptote=asymptote,
+                    share=exponent,
                 )
 
     def _bases_of_references(self) -> Iterator[Base]:

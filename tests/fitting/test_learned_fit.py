@@ -13,7 +13,7 @@ from hespas.estimators.learned import Learned
 from hespas.estimators.learned.ensemble import features_of
 from hespas.estimators.learned.serialization import Interval, load_model, save_model
 from hespas.fitting.learned import fit_learned, scored
-from hespas.fitting.learned_parts import BoostingForm, LearnedPart, grow
+from hespas.fitting.learned_parts import BoostingForm, LearnedPart, constant, grow, weighted_sum
 from hespas.graph import Diagnostics
 from hespas.graph.columns import FloatArray
 from hespas.graph.errors import FormatError
@@ -129,6 +129,21 @@ def test_the_library_and_the_stored_trees_agree() -> None:
     fresh = rng.normal(size=(500, 5)).astype(np.float32)
     said = grow(table, target, form, seed=3).predict(fresh)
     assert np.abs(said - grown.predict(fresh)).max() < 1e-3
+
+
+def test_the_weighted_sum_of_forests_predicts_the_weighted_sum() -> None:
+    generator = np.random.default_rng(5)
+    table = generator.normal(0, 1, (400, 4)).astype(np.float32)
+    target = (table[:, 0] * 0.3 + np.sin(table[:, 1])).astype(np.float64)
+    forms = [BoostingForm(trees=trees, leaves=8, learning_rate=0.1) for trees in (20, 60)]
+    forests = [*(grow(table, target, form, seed=1) for form in forms), constant(4, 0.7)]
+    weights = [0.5, 0.3, 0.2]
+    fresh = generator.normal(0, 1, (300, 4)).astype(np.float32)
+    expected = sum(weight * forest.predict(fresh) for forest, weight in zip(forests, weights, strict=True))
+    summed = weighted_sum(forests, weights)
+    assert summed.trees == 80
+    assert summed.predict(fresh) == pytest.approx(expected, abs=1e-3)
+    assert weighted_sum([constant(4, 0.7)], [0.5]).predict(fresh) == pytest.approx(0.35)
 
 
 def test_a_column_said_to_rise_never_lowers_the_sum() -> None:

@@ -18,7 +18,7 @@ from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache
 from math import inf, isnan, log
 from string import ascii_lowercase, digits
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import msgspec
 import numpy as np
@@ -71,12 +71,14 @@ MOST_START_NS = 3e3
 """Limit of the launch time where the host's launch is not part of the operation [ns]."""
 
 
-class Base(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Base(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """Fitted form of one class of operations on a device, the base time that the trees of a learned model
     correct.
 
     ``op`` is ``*`` if the form is for all operations of a kind. ``parameters`` are in the order of the card's
     list for this form. ``asymptote`` is the sum of the trees for the largest operations [log time].
+    ``share`` is for adapted models: the exponent of the form's time in the base time, and of its inverse if
+    ``hardware`` is :data:`REFERENCE_DEVICES`.
     """
 
     hardware: str
@@ -87,6 +89,7 @@ class Base(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     form: str
     parameters: tuple[float, ...]
     asymptote: float
+    share: Annotated[float, msgspec.Meta(ge=0, le=1)] = 1.0
 
 
 class FittedDevice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -402,12 +402,15 @@ def _predict_times(
         return times, octaves
     part, table = ops.take(rows), table.take(rows)
     logs, asymptote = _form_times(card, selections, cell[rows], part, device)
-    if card.adapts:  # the own trees correct the prediction from the reference devices and the own form
+    if card.adapts:  # the trees correct a mean of the prediction from the reference devices and the own form
         base_log = logs
         if "transfer" in model.forests:
             expected, _ = BaseIndex(card.bases, card.forms).log_times(part, device, [REFERENCE_DEVICES])
             before = prediction_of_references(model, part, device)
-            base_log = np.where(np.isnan(before), logs, before + logs - expected)
+            shares = {base.hardware: base.share for base in card.bases}
+            own, of_expected = shares[device.name], shares[REFERENCE_DEVICES]
+            mixed = (1 - own + of_expected) * before + own * logs - of_expected * expected
+            base_log = np.where(np.isnan(before), logs, mixed)
         base = np.exp(base_log)
     else:
         base = combined_ns(logs, table.sheet_ns, card.form_share)
