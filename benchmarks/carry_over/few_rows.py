@@ -12,7 +12,7 @@ by
     adapted   the model of the other devices adapted to the drawn rows (``calibrate --estimator learned``)
 
 A line has the MAPE of each, the error on the card of the adapted model (promise), and the share of rows in
-its 90 % intervals (cover).
+its 90 % intervals (cover). ``zero`` and ``adapted`` are compared on the rows that both cover.
 
 With ``--kit``, the last line of a device uses the rows nearest to the shapes of the measurement kit (``hespas
 hardware measure --kit``) instead of random rows. All lines then use only rows that the kit could measure:
@@ -173,7 +173,9 @@ def _curve(
         if found is not None:
             own = adapted(found, device, seed=0)
             predictions = LoadedModels([own]).predict(scored.ops, device)
-            errors[2] = _error(predictions.duration_ns, scored)
+            both = np.isfinite(zero) & np.isfinite(predictions.duration_ns)
+            errors[0] = _error(np.where(both, zero, np.nan), scored)
+            errors[2] = _error(np.where(both, predictions.duration_ns, np.nan), scored)
             card_errors = [(row.mape, row.n) for row in own.card.errors if row.mape is not None]
             promised = float(
                 np.average([mape for mape, _ in card_errors], weights=[n for _, n in card_errors])
