@@ -20,7 +20,7 @@ from hespas.fitting.effects import COMPONENTS, level_effects
 from hespas.studies.errors import grouped_by
 from hespas.studies.league.document import League
 from hespas.studies.league.evaluation import CALIBRATIONS, SHARED, fit_rows_of
-from hespas.studies.league.summaries import NOISE_FLOOR, RowGroupErrors
+from hespas.studies.league.summaries import NEAR_BEST, NOISE_FLOOR, RowGroupErrors
 from tools.documents import ROOT, csv_text
 from tools.published_settings import prepared_table
 
@@ -138,7 +138,7 @@ def league_pages(leagues: Sequence[League]) -> Mapping[str, str]:
         "## Ranking of layouts\n",
         _LAYOUTS,
         _table(("calibration", *_ORDERS), _orders(leagues)),
-        "Sets of three and more whose chosen layout is slower than the best by more than 3%:\n",
+        f"Sets of three and more whose chosen layout is slower than the best by more than {NEAR_BEST:.0%}:\n",
         _table(
             ("calibration", "source", "model", "accelerator", "accelerators", "layouts", "slower by"),
             _lost(leagues),
@@ -250,7 +250,14 @@ per sequence. Rows that differ in software only count as one layout. *Chosen*: t
 prediction. *Best in top two*: the fastest measured layout is among the two fastest predicted ones. *Tau*:
 Kendall's rank correlation of predicted and measured times, median of the sets.
 """
-_ORDERS = ("layouts", "sets", "chosen is the best", "chosen within 3% of the best", "best in top two", "tau")
+_ORDERS = (
+    "layouts",
+    "sets",
+    "chosen is the best",
+    f"chosen within {NEAR_BEST:.0%} of the best",
+    "best in top two",
+    "tau",
+)
 _SET_SIZES: Mapping[str, tuple[int, float]] = {"2": (2, 2), "3 and more": (3, inf), "4 and more": (4, inf)}
 
 
@@ -260,10 +267,10 @@ def _orders(leagues: Sequence[League]) -> Iterator[Sequence[str]]:
             sets = [each for each in league.layouts if fewest <= each.layouts <= most]
             if sets:
                 count, best = _share([each.chosen_excess == 0 for each in sets])
-                near = _share([each.chosen_excess <= 0.03 for each in sets])[1]
+                near_best = _share([each.chosen_excess <= NEAR_BEST for each in sets])[1]
                 top = _share([each.best_in_top_two for each in sets])[1]
-                tau = f"{np.nanmedian([each.tau for each in sets]):.2f}"
-                yield league.calibrate, name, count, best, near, top, tau
+                tau = f"{np.nanmedian([each.tau for each in sets]):.2f}" if most > 2 else ""
+                yield league.calibrate, name, count, best, near_best, top, tau
 
 
 def _share(right: Sequence[bool]) -> tuple[str, str]:
@@ -273,7 +280,7 @@ def _share(right: Sequence[bool]) -> tuple[str, str]:
 def _lost(leagues: Sequence[League]) -> Iterator[Sequence[str]]:
     for league in leagues:
         for each in league.layouts:
-            if each.layouts > 2 and each.chosen_excess > 0.03:
+            if each.layouts > 2 and each.chosen_excess > NEAR_BEST:
                 where = (each.source, each.model, each.accelerator, each.num_accelerators)
                 yield (league.calibrate, *where, f"{each.layouts}", f"{each.chosen_excess:.1%}")
 

@@ -30,6 +30,7 @@ def league(call: Call, *, report: _LeagueReport = None) -> None:
     from hespas import api
     from hespas.studies.league.document import refusals
     from hespas.studies.league.report import REPORT_FILES
+    from hespas.studies.league.summaries import NEAR_BEST
 
     call.check_report(REPORT_FILES)
     done = call.run(api.league)
@@ -74,9 +75,12 @@ def league(call: Call, *, report: _LeagueReport = None) -> None:
     if memory.n:
         errors = f"mean error {percent(memory.mean_ape)}, median {percent(memory.median_ape)}"
         emit(f"peak memory of {counted(memory.n, 'row')}: {errors}")
-    near = [layout.chosen_excess <= 0.03 for layout in details.layouts]
-    if near:
-        emit(f"chosen layout within 3% of the best one: {sum(near)} of {counted(len(near), 'set')}")
+    near_best = [layout.chosen_excess <= NEAR_BEST for layout in details.layouts]
+    if near_best:
+        emit(
+            f"layout with the best prediction within {NEAR_BEST:.0%} of the fastest one: "
+            f"{sum(near_best)} of {counted(len(near_best), 'set')}"
+        )
 
 
 @command(validate_serving, progress="simulating", has_page=True)

@@ -108,10 +108,12 @@ _CACHE_COPIES: Mapping[str, float] = dict.fromkeys(("sm_80", "sm_90", "sm_100", 
 units has its own partition of the L2 cache ("NVIDIA A100 Tensor Core GPU Architecture", white paper); that
 later devices with HBM have the same is assumed.
 """
-_SHARE_BESIDE_CODES = 0.9
+_INLINE_ECC_SHARE = 0.9
 """Share of the memory's bandwidth that is left for data if error correction codes are stored in the same
-memory. The fastest tenth of large measured operations reach 0.80 to 0.86 of the peak on an L40S and 0.75 on
-a T4 and a P4 (GDDR with codes), 0.86 to 0.91 on an H100 (HBM), and 0.96 on an Arc Pro B60 (GDDR without).
+memory: about the ratio of the shares of the peak that the fastest tenth of large measured operations reach,
+0.80 to 0.86 on an L40S (GDDR with codes) and 0.86 to 0.91 on an H100 (HBM). Of 0.85, 0.9 and 1, it gave the
+smallest error on left-out architectures. On a T4 and a P4 the share is 0.75, on an Arc Pro B60 without codes
+0.96.
 """
 _VECTOR_BYTES = 16.0
 """Size of a GPU's widest load."""
@@ -275,7 +277,7 @@ def machine_of(device: Device, kind: str, scheme: str) -> MachineRates:
         line_bytes=_LINE_BYTES.get(device.vendor, _LINE_BYTES[""]),
         powered_share=device.tdp_w / (rate * flop_pj * 1e-12),
         cache_copies=_CACHE_COPIES.get(device.arch, 1.0),
-        usable_share=_SHARE_BESIDE_CODES if device.main_memory.error_correction else 1.0,
+        usable_share=_INLINE_ECC_SHARE if device.main_memory.error_correction == "inline" else 1.0,
         arch=device.architecture,
         instructions=_INSTRUCTIONS.get(device.arch, device.architecture),
     )

@@ -10,7 +10,7 @@ Options differ in how much of it is fitted: nothing, one factor, the parameters 
 of this device alone. The model is the weighted geometric mean of their predictions. An option with a smaller
 error on held-out folds has a larger weight. With few rows the weights are similar, because the order of the
 errors is uncertain and a mean has a smaller error than most options (stacking: Wolpert, Neural Networks 5,
-1992). The stated error is measured on rows that were left out of the weights too.
+1992). The stated error is measured on folds whose errors the weights do not use.
 """
 
 from __future__ import annotations
@@ -87,14 +87,16 @@ MOST_ROWS = 2000
 """Most rows of an adapted model; with more, trees of the device's own rows are as good."""
 _FEWEST = 12
 _FEWEST_GROUPS = 5
-_WIDTH = 0.5
-"""Standard deviation of parameters from the parameters of reference devices (ln units)."""
+_WIDTH, _FULL_WIDTH_ROWS = 0.5, 8
+"""Standard deviation of parameters from the parameters of reference devices (ln units), for classes of at
+least this number of rows. For smaller classes, whose rows cannot determine so many parameters, it falls with
+the square of the number. Rows are counted before any are held out, so that held-out errors are of the same
+procedure.
+"""
 _CALLS = 40
-_FEWEST_OF_CLASS = 8
-"""Least rows of a class for which its form is fitted; with fewer, it has the expected parameters."""
 _LEAST_POWER, _GROUPS_PER_POWER = 2.0, 10.0
-"""An option's weight is a power of its error: -2, and -1 more for every 10 held-out groups. The errors on
-devices that were left out hardly change between 5 and 20 groups.
+"""An option's weight is the inverse of a power of its error: 2, and 1 more for every 10 held-out groups. The
+errors on left-out devices hardly change if it is 5 or 20 groups instead.
 """
 _LEAST_WEIGHT = 0.05
 """Smallest weight of an option; options below it are left out of the mean."""
@@ -137,8 +139,12 @@ def adapted(adaptable_rows: Adaptable, device: Device, *, seed: int) -> LearnedM
     residual = np.full(len(group), np.nan)
     for others, tested in parts_in_turn(fold):
         residual[tested] = _weights(held_out[:, others], group[others]) @ held_out[:, tested]
-    _, candidates = chosen_form([option.trees or _NO_TREES for option in options], list(held_out))
     weights: list[float] = _weights(held_out, group).tolist()
+    _, tested_options = chosen_form([option.trees or _NO_TREES for option in options], list(held_out))
+    candidates = tuple(
+        with_fields(candidate, chosen=weight > 0)
+        for candidate, weight in zip(tested_options, weights, strict=True)
+    )
     mean = [(option, weight) for option, weight in zip(options, weights, strict=True) if weight > 0]
     return references.model(part, rows, _MeanOfOptions(mean, candidates, residual, group), seed)
 
@@ -393,10 +399,11 @@ class _ReferenceModel:
                     expected[parameter.name] = Counter(choices).most_common(1)[0][0]
             of_class = np.intersect1d(rows, numbers)
             values: Values = expected
-            if len(of_class) >= _FEWEST_OF_CLASS:
+            if len(of_class):
                 measured = self._measured.take(of_class)
                 machine = machine_of(self._device, labels[0], labels[2])
-                prior: Prior = {name: (value, _WIDTH) for name, value in expected.items()}
+                width = _WIDTH * min(len(rows) / _FULL_WIDTH_ROWS, 1.0) ** 2
+                prior: Prior = {name: (value, width) for name, value in expected.items()}
                 values = solve(
                     form,
                     form.columns(measured.ops, machine),

@@ -155,9 +155,9 @@ class Memory(TomlRow, frozen=True, kw_only=True):
     published or follows from bytes per clock, else the result of a micro-benchmark, as the note says. The
     energy is for moving a byte between this level and the chip.
 
-    ``error_correction`` is ``inline`` if the codes are stored in this memory itself, as server boards do in
-    GDDR5 and GDDR6. Reads of the codes then take a part of its bandwidth and capacity. HBM has separate bits
-    for them, GDDR7 corrects errors on its dies.
+    ``error_correction`` is ``inline`` if error correction codes are stored in this memory itself, as server
+    boards do in GDDR5 and GDDR6. Reads of the codes then take a part of its bandwidth. HBM has separate bits
+    for them, GDDR7 corrects errors on its dies. Only the main memory may have them.
     """
 
     level: MemoryLevel
@@ -166,7 +166,7 @@ class Memory(TomlRow, frozen=True, kw_only=True):
     bandwidth_bytes_per_s: PositiveOrNan
     source: Text
     note: Text = ""
-    error_correction: Literal["", "inline"] = ""
+    error_correction: Literal["none", "inline"] = "none"
     energy_pj_per_byte: PositiveOrNan = nan
     energy_source: Text = ""
 
@@ -530,6 +530,11 @@ def _check_device(file: _DeviceFile, table: Mapping[str, object], path: Path) ->
         rate = file.memories[index].bandwidth_bytes_per_s
         if isnan(rate):
             raise unexpected_value(rate, Positive, f"memories[{index}].bandwidth_bytes_per_s", path)
+    for index, memory in enumerate(file.memories):
+        if memory.error_correction != "none" and index not in main:
+            wrong = f"expected none for a memory of level '{memory.level}', got '{memory.error_correction}'"
+            hint = "leave it out: only the main memory of a device may store error correction codes"
+            raise toml_error(path, f"memories[{index}].error_correction", wrong, hint)
     if len(main) != 1:
         wrong = f"expected exactly one row of level 'main', got {len(main)}"
         hint = (

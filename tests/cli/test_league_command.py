@@ -73,7 +73,7 @@ def test_a_table_is_predicted_and_judged(tmp_path: Path) -> None:
         in done.stderr
     )
     assert "1 row with assumptions, because the table lacks settings" in done.stderr
-    assert "chosen layout within 3% of the best one: 1 of 1 set" in done.stdout
+    assert "layout with the best prediction within 3% of the fastest one: 1 of 1 set" in done.stdout
     document = valid(tmp_path / "l.json", "league")
     rows = cast("list[dict[str, object]]", document["rows"])
     assert [row["status"] for row in rows] == ["predicted", "assumed", "refused"]

@@ -192,14 +192,25 @@ def test_cards_without_shares_have_the_whole_form(tmp_path: Path) -> None:
         read_model(path)
 
 
-def test_classes_with_few_rows_have_the_expected_parameters() -> None:
+@pytest.mark.parametrize(("few", "most_error"), [(2, 0.2), (6, 0.1)])
+def test_small_classes_are_fitted_less(few: int, most_error: float) -> None:
     table = slower(40, 3)
-    variant = Labels.of(["mine 1.0"] * 34 + ["mine 2.0"] * 6)
+    variant = Labels.of(["mine 1.0"] * (40 - few) + ["mine 2.0"] * few)
     model = model_of(replace(table, ops=replace(table.ops, variant=variant)))
     assert model is not None
     parameters = {(base.hardware, base.variant): base.parameters for base in model.card.bases}
-    assert parameters[NEW.name, "mine 2.0"] == parameters[REFERENCE_DEVICES, "mine 2.0"]
-    assert parameters[NEW.name, "mine 1.0"] != parameters[REFERENCE_DEVICES, "mine 1.0"]
+
+    def change(name: str) -> float:
+        own, expected = parameters[NEW.name, name], parameters[REFERENCE_DEVICES, name]
+        return float(np.abs(np.log(np.array(own) / expected)).max())
+
+    assert 0 < change("mine 2.0") < 3 * 0.5 * (few / 8) ** 2
+    assert change("mine 2.0") < change("mine 1.0")
+    for name, most in (("mine 1.0", 0.1), ("mine 2.0", most_error)):
+        assert error_of(LoadedModels([model]), slower(200, 15, variant=name)) < most
+    [row] = model.card.errors
+    assert row.mape is not None
+    assert row.mape < 0.12
 
 
 def test_the_card_is_read_again_and_the_same_rows_give_the_same_bytes(tmp_path: Path) -> None:

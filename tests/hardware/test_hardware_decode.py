@@ -135,6 +135,11 @@ def test_the_good_file_is_good(tmp_path: Path) -> None:
         ('latency_source = "here"', 'latency_source = "x"', "links[0].latency_source", "not a key"),
         # sparse
         ('2e12, density = "dense"', '2e12, density = "sparse"', "peaks[0].density", "sparse peak"),
+        # error correction
+        ('capacity_bytes = -1,', 'capacity_bytes = -1, error_correction = "inline",',
+         "memories[1].error_correction", "expected none for a memory of level 'cache'"),
+        ('capacity_bytes = 1024,', 'capacity_bytes = 1024, error_correction = "x",',
+         "memories[0].error_correction", "one of none, inline"),
         # rows together
         ('dtype = "f32"', 'dtype = "bf16"', "", ""),
         ('level = "cache"', 'level = "main"', "memories[1].bandwidth_bytes_per_s", "positive number"),

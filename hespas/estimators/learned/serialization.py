@@ -132,7 +132,7 @@ class Region(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class Candidate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Set of hyperparameters that was tested, with its errors on held-out groups of shapes of the split
-    ``calib``.
+    ``calib``. ``chosen`` marks the set of a model, and in adapted models all sets in their mean.
     """
 
     form: str

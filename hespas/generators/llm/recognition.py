@@ -30,6 +30,8 @@ __all__ = ["RecognisedStep", "recognised_step"]
 
 _MOST_WEIGHTS = 6
 """Limit of weights of different sizes: a dense decoder has at most five."""
+_MOST_LISTED = 6
+"""Limit of matmuls in the message of a refusal."""
 _MOST_HEADS, _LEAST_HEAD_SIZE = 4096, 8
 
 _Counts = Counter[tuple[int, ...]]
@@ -102,11 +104,15 @@ def recognised_step(graph: OpGraph) -> RecognisedStep:
             contracted[*sorted(sizes), sizes[-1]] += int(count)
     steps = dict.fromkeys(_steps(clipped(graph.name), attention, products, contracted))
     if len(steps) != 1:
-        which = "several models have" if steps else "no dense decoder has"
-        largest = np.argsort(-times * shapes.prod(axis=1), kind="stable")[:_MOST_WEIGHTS]
-        listed = ", ".join(f"{times[row]:,.0f} of {'x'.join(map(str, shapes[row]))}" for row in largest)
+        if not len(shapes):
+            raise _refusal(graph, "it has no matmuls")
+        models = "several models have" if steps else "no dense decoder has"
+        largest = np.argsort(-times * shapes.prod(axis=1), kind="stable")[:_MOST_LISTED]
+        sizes_text = ", ".join(f"{times[row]:,.0f} of {'x'.join(map(str, shapes[row]))}" for row in largest)
+        more = f", and {len(shapes) - len(largest)} other sizes" if len(shapes) > len(largest) else ""
         raise _refusal(
-            graph, f"{which} exactly its matmuls (batch x rows x columns x contracted size): {listed}"
+            graph,
+            f"{models} exactly its matmuls (batch x rows x columns x contracted size): {sizes_text}{more}",
         )
     [(model, seq, sequences, trains)] = steps
     codes, position = np.unique(table.lhs, return_inverse=True)

@@ -18,6 +18,7 @@ from hespas.studies.league.evaluation import Calibration, EvaluatedRow
 
 __all__ = [
     "GROUPINGS",
+    "NEAR_BEST",
     "NOISE_FLOOR",
     "AcceleratorSpeedup",
     "BaselineErrors",
@@ -41,6 +42,8 @@ _LAYOUT_KEYS = (
 _SCALING_KEYS = ("source", "model", "accelerator", "precision", "train_type", "seq_len")
 _SPEEDUP_KEYS = ("source", "model", "precision_class", "train_type", "seq_len")
 """Columns in which the rows of a layout set, of a scaling curve and of a speed-up are equal."""
+NEAR_BEST = 0.03
+"""Largest excess of a chosen layout over the best one that counts as near."""
 _MAX_COUNT_RATIO = 2.0
 """Limit of the ratio of two numbers of accelerators: beyond it, a speed-up would include scaling effects."""
 

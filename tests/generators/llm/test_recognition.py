@@ -172,6 +172,14 @@ def test_unknown_sizes_are_refused(shape: _Shape) -> None:
         recognised_step(_graph_of([(shape, 1)], flops=1e9))
 
 
+def test_a_refusal_lists_the_largest_matmuls() -> None:
+    matmuls = [((1, 8 * n, 64, 16), n) for n in range(1, 9)]
+    with pytest.raises(
+        UnsupportedError, match="size.: 8 of 1x64x64x16, .*3 of 1x24x64x16, and 2 other sizes"
+    ):
+        recognised_step(_graph_of(matmuls))
+
+
 def test_a_program_without_matmuls_is_refused() -> None:
-    with pytest.raises(UnsupportedError, match="no dense decoder"):
+    with pytest.raises(UnsupportedError, match="it has no matmuls"):
         recognised_step(_graph_of([]))
