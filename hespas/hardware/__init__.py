@@ -11,7 +11,6 @@ from hespas.hardware.device_fits import ANY, Fit, FitBand, FitError, FitParamete
 from hespas.hardware.devices import (
     Device,
     Efficiency,
-    ImcMacro,
     Link,
     Memory,
     Peak,
@@ -19,6 +18,7 @@ from hespas.hardware.devices import (
     device_to_toml,
     write_device,
 )
+from hespas.hardware.imc_macro import ImcMacro
 from hespas.hardware.library import (
     all_device_names,
     canonical_name,

@@ -13,13 +13,13 @@ error has file, key, expectation and remedy.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import ceil, isnan, nan
+from math import isnan, nan
 from pathlib import Path
-from typing import Annotated, Literal, cast
+from typing import Literal, cast
 
-from msgspec import Meta, structs
+from msgspec import structs
 
 from hespas.files.output import write_atomically
 from hespas.files.trust import file_in_folder_of
@@ -38,6 +38,7 @@ from hespas.hardware.device_fits import (
     has_shipped_fits,
     shipped_fits,
 )
+from hespas.hardware.imc_macro import ImcMacro
 from hespas.hardware.typed_toml import (
     ClockOrNan,
     Count,
@@ -62,8 +63,6 @@ __all__ = [
     "Device",
     "DeviceKind",
     "Efficiency",
-    "ImcDomain",
-    "ImcMacro",
     "Link",
     "LinkKind",
     "Memory",
@@ -99,32 +98,6 @@ Topology = Literal["switch", "ring", "fully_connected", "torus2d", "torus3d"]
 
 SubbyteStorage = Literal["packed", "byte"]
 
-ImcDomain = Literal["analog", "digital"]
-"""``analog``: the sums of columns are converted by ADCs. ``digital``: adder trees sum the products."""
-
-_Whole = Annotated[
-    int, Meta(ge=-1, le=1 << 40, description="a whole number that is 0 or more, or -1 (unknown), up to 2^40")
-]
-
-_Cells = Annotated[int, Meta(ge=1, le=1 << 16, description="a whole number from 1 to 65536")]
-"""Rows or columns of an array. Mappings try all numbers of blocks, so their time and memory grow with it."""
-
-_Macros = Annotated[int, Meta(ge=1, le=1 << 20, description="a whole number from 1 to 1048576")]
-
-_Bits = Annotated[int, Meta(ge=1, le=64, description="a whole number from 1 to 64")]
-
-_BitsOrUnknown = Annotated[
-    int,
-    Meta(
-        ge=-1,
-        le=64,
-        description="a whole number from 1 to 64, or -1 (unknown)",
-        extra={"unknown": "-1", "within": bool},
-    ),
-]
-
-_Share = Annotated[float, Meta(gt=0, le=1, description="a number above 0, up to 1")]
-
 
 class Peak(TomlRow, frozen=True, kw_only=True):
     """Highest rate of one unit (matrix or vector) for one operand type. A multiply and an add are two FLOPs.
@@ -155,9 +128,8 @@ class Memory(TomlRow, frozen=True, kw_only=True):
     published or follows from bytes per clock, else the result of a micro-benchmark, as the note says. The
     energy is for moving a byte between this level and the chip.
 
-    ``error_correction`` is ``inline`` if error correction codes are stored in this memory itself, as server
-    boards do in GDDR5 and GDDR6. Reads of the codes then take a part of its bandwidth. HBM has separate bits
-    for them, GDDR7 corrects errors on its dies. Only the main memory may have them.
+    ``error_correction`` is ``inline`` if the codes are stored in this (main) memory itself, as in GDDR5 and
+    GDDR6 of server boards, and take a part of its bandwidth. HBM and GDDR7 have separate bits for them.
     """
 
     level: MemoryLevel
@@ -228,108 +200,6 @@ class SystolicArray(TomlRow, frozen=True, kw_only=True):
     clock_hz: PositiveOrNan
     dataflow: Literal["os", "ws", "is"]
     source: Text
-
-
-class ImcMacro(TomlRow, frozen=True, kw_only=True):
-    """In-memory-computing macros of a chip: arrays of cells that multiply stored weights by inputs.
-
-    A macro has ``rows`` x ``columns`` cells. A weight takes ``rows_per_weight`` x ``columns_per_weight``
-    cells, and ``weight_sets`` weights share the circuits of one position. In one step, all positions of one
-    set multiply their weight by ``input_bits_per_step`` bits of the input of their row, and each weight
-    column sums its products. Figures that a file leaves out (-1, NaN) are derived in
-    :mod:`hespas.estimators.imc`.
-
-    ``input_bits`` and ``weight_bits`` are the widths of one operand; wider operands take more steps and more
-    columns. ``dac_bits`` is the resolution of one DAC (-1: all bits of a step). ``conversions_per_step`` is
-    above 1 if columns share an ADC. ``clock_hz`` is the rate of conversions; NaN derives it from the delays.
-
-    ``multiplier_gates_per_weight`` and ``lines_per_weight`` count the one-bit multipliers and the word and
-    bit lines that an input step switches for one weight. ``adder_bits_per_column``,
-    ``accumulator_bits_per_column`` and ``register_bits_per_column`` count the full adders that depend on the
-    data, the full adders that switch in every step, and the flip-flops, for one weight column. ``path_gates``
-    is the longest digital path of a step, in delays of a NAND gate. ``input_activity`` and
-    ``weight_activity`` are the shares of input bits that toggle and of weight bits that are 1.
-
-    ``dac_energy_pj`` and ``adc_energy_pj`` are for one conversion, ``cell_energy_pj`` is for one cell and
-    step, ``accumulate_energy_pj`` for one weight column and step. ``write_bits_per_cycle`` is the number of
-    cells that a macro writes in a cycle (-1: a row). ``area_mm2`` is the area of all macros together.
-    """
-
-    domain: ImcDomain
-    macros: _Macros
-    rows: _Cells
-    columns: _Cells
-    rows_per_weight: _Cells = 1
-    columns_per_weight: _Cells
-    weight_sets: _Cells = 1
-    weight_bits: _Bits
-    input_bits: _Bits
-    input_bits_per_step: _Bits
-    dacs_per_row: _Whole = -1
-    dac_bits: _BitsOrUnknown = -1
-    adcs_per_column: _Whole = -1
-    conversions_per_step: _Cells = 1
-    adc_bits: _BitsOrUnknown = -1
-    clock_hz: PositiveOrNan
-    node_nm: Positive
-    supply_v: Positive
-    gate_capacitance_ff: Positive
-    gate_delay_ns: Positive
-    input_activity: _Share
-    weight_activity: _Share
-    multiplier_gates_per_weight: _Whole = -1
-    lines_per_weight: _Whole = -1
-    adder_bits_per_column: _Whole = -1
-    accumulator_bits_per_column: _Whole = -1
-    register_bits_per_column: _Whole = -1
-    path_gates: PositiveOrNan = nan
-    dac_energy_pj: NotNegativeOrNan = nan
-    cell_energy_pj: NotNegativeOrNan = nan
-    adc_energy_pj: NotNegativeOrNan = nan
-    accumulate_energy_pj: NotNegativeOrNan = nan
-    write_energy_pj_per_bit: NotNegativeOrNan = nan
-    write_bits_per_cycle: CountOrUnknown = -1
-    area_mm2: PositiveOrNan = nan
-    source: Text
-    circuit_source: Text
-    activity_source: Text
-    note: Text = ""
-
-    @property
-    def weight_rows(self) -> int:
-        """Number of weights that one column sums in a step; 0 if the rows do not hold one weight."""
-        return self.rows // (self.rows_per_weight * self.weight_sets)
-
-    @property
-    def weight_columns(self) -> int:
-        """Number of weights side by side; 0 if the columns do not hold one weight."""
-        return self.columns // self.columns_per_weight
-
-    @property
-    def cells_per_weight(self) -> int:
-        """Number of cells that hold one weight."""
-        return self.rows_per_weight * self.columns_per_weight
-
-    @property
-    def converters_per_row(self) -> int:
-        """Number of DACs of one weight row: 1 by default in analog macros with inputs of several bits."""
-        if self.domain == "digital":
-            return 0
-        return self.dacs_per_row if self.dacs_per_row >= 0 else int(self.input_bits_per_step > 1)
-
-    @property
-    def converters_per_column(self) -> int:
-        """Number of ADCs of one weight column: one per column of cells by default in analog macros."""
-        if self.domain == "digital":
-            return 0
-        return self.adcs_per_column if self.adcs_per_column >= 0 else self.columns_per_weight
-
-    def steps(self, input_bits: float = nan) -> int:
-        """Return the number of cycles of one input vector: steps of ``input_bits`` (NaN: the macro's), times
-        conversions per step.
-        """
-        bits = input_bits if input_bits > 0 else self.input_bits
-        return ceil(bits / self.input_bits_per_step) * self.conversions_per_step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -525,22 +395,7 @@ def _check_device(file: _DeviceFile, table: Mapping[str, object], path: Path) ->
     if not any(peak.density == "dense" for peak in file.peaks):
         hint = "add the rate without sparsity, of any unit and element type: density = 'dense'"
         raise toml_error(path, "peaks", "expected at least one dense peak", hint)
-    main = [index for index, memory in enumerate(file.memories) if memory.level == "main"]
-    for index in main:
-        rate = file.memories[index].bandwidth_bytes_per_s
-        if isnan(rate):
-            raise unexpected_value(rate, Positive, f"memories[{index}].bandwidth_bytes_per_s", path)
-    for index, memory in enumerate(file.memories):
-        if memory.error_correction != "none" and index not in main:
-            wrong = f"expected none for a memory of level '{memory.level}', got '{memory.error_correction}'"
-            hint = "leave it out: only the main memory of a device may store error correction codes"
-            raise toml_error(path, f"memories[{index}].error_correction", wrong, hint)
-    if len(main) != 1:
-        wrong = f"expected exactly one row of level 'main', got {len(main)}"
-        hint = (
-            "write level = 'main' for the memory with programs and their data, and level = 'cache' for caches"
-        )
-        raise toml_error(path, "memories", wrong, hint)
+    _check_memories(file.memories, path)
     refuse_repeats(
         path, "peaks", ((p.unit, p.dtype, p.rhs_dtype, p.accumulator, p.density) for p in file.peaks)
     )
@@ -552,6 +407,22 @@ def _check_device(file: _DeviceFile, table: Mapping[str, object], path: Path) ->
     if file.fits_of and not has_shipped_fits(file.fits_of):
         hint = f"leave it out, or name one of {', '.join(devices_with_fits())}"
         raise toml_error(path, "fits_of", f"no fits ship for a device '{clipped(file.fits_of)}'", hint)
+
+
+def _check_memories(memories: Sequence[Memory], path: Path) -> None:
+    """Check that there is one main memory, that it has a bandwidth, and that no cache has inline codes."""
+    for index, memory in enumerate(memories):
+        if memory.level == "main" and isnan(memory.bandwidth_bytes_per_s):
+            where = f"memories[{index}].bandwidth_bytes_per_s"
+            raise unexpected_value(memory.bandwidth_bytes_per_s, Positive, where, path)
+        if memory.level != "main" and memory.error_correction != "none":
+            wrong = f"expected none for a memory of level '{memory.level}', got '{memory.error_correction}'"
+            raise toml_error(path, f"memories[{index}].error_correction", wrong, "leave it out")
+    count = sum(memory.level == "main" for memory in memories)
+    if count != 1:
+        wrong = f"expected exactly one row of level 'main', got {count}"
+        hint = "write level = 'main' for the memory with programs and data, and level = 'cache' for caches"
+        raise toml_error(path, "memories", wrong, hint)
 
 
 def _check_macro(file: _DeviceFile, path: Path) -> None:
