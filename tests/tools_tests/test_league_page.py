@@ -34,7 +34,7 @@ def test_the_page_holds_errors_orders_scaling_and_what_is_missing() -> None:
     assert "3 of 4 rows are predicted, 0 of them with assumed settings" in page
     assert "| none | 3 | 21.7% | 20.0% | 24.0% | -5.0% | 66.7% |" in page
     assert "| constant MFU, row left out | 3 | 0.0% | 0.0% | 0.0% |" in page
-    assert "| none | 1 | 100% | 0 |  |  | 1 | 0% |" in page  # two that are predicted alike
+    assert "| none | 2 | 1 | 0% | 0% | 100% |  |" in page  # two that are predicted alike
     assert "| none | here | H100-SXM | bf16 | 8 | 16 |" in page
     assert "| here | 75% | 25% |" in page
     assert "| here | none | 3 | 21.7% | 20.0% | 24.0% | -5.0% | 66.7% |" in page
@@ -50,6 +50,6 @@ def test_the_page_says_which_sets_are_lost_and_who_is_faster() -> None:
         _row(3, 50.0, 60.0, accelerator="B200-SXM"),
     ]
     page = league_pages([evaluate_league("runs.csv", rows, "none")])["training.md"]
-    assert "| none | 1 | 0% | 1 | 0% | -1.00 | 0 |  |" in page
-    assert "| none | here | Llama-3.1-405B | H100-SXM | 8 | 3 |" in page
+    assert "| none | 3 and more | 1 | 0% | 0% | 0% | -1.00 |" in page
+    assert "| none | here | Llama-3.1-405B | H100-SXM | 8 | 3 | 22.2% |" in page
     assert "| none | 1 | 100% |" in page
