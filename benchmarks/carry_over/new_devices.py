@@ -8,6 +8,7 @@ removed from the references of the shipped model, and the interval of new device
 architectures alone. Figures are of ``devval`` rows (``--rows`` of each device, drawn at random):
 
     sibling       a device without rows in the fit, whose architecture has other devices in it
+    renamed       the same, with another name of its architecture, as B300 and B200 have
     architecture  all devices of an architecture without rows in the fit
 
 Rows *roofline* have the roofline predictions from data sheets for the same table rows. Columns *cover* and
@@ -65,6 +66,7 @@ def cases(part: LearnedPart, table: Measurements, rows: int) -> Iterator[Case]:
     for device in model.card.devices:
         members.setdefault(device.arch, []).append(device.name)
     tests = [("sibling", [name]) for names in members.values() if len(names) > 1 for name in names]
+    tests += [("renamed", held_out) for _, held_out in tests]
     tests += [("architecture", names) for names in members.values() if len(members) > 1]
     draw = np.random.default_rng(0)
     for test, held_out in tests:
@@ -74,8 +76,11 @@ def cases(part: LearnedPart, table: Measurements, rows: int) -> Iterator[Case]:
         for name in held_out:
             scored = table.part("devval").on(name)
             scored = scored.take(np.sort(draw.permutation(len(scored))[:rows]))
+            new = named_device(name)
+            if test == "renamed":
+                new = replace(new, name="renamed", arch="renamed", aliases=(), fits_of="", own_fits=())
             for label, each in zip((test, f"{test}, roofline"), models, strict=True):
-                predictions = each.predict(known_variants(scored.ops, variants), named_device(name))
+                predictions = each.predict(known_variants(scored.ops, variants), new)
                 yield Case(
                     test=f"{part.name} {label}",
                     device=name,

@@ -55,7 +55,7 @@ Level = Literal["measured", "new device"]
 """Extrapolation levels: kernels of the device (for training steps, of its family) were measured, or not."""
 LEVELS: tuple[Level, ...] = get_args(Level)
 _USUAL_DEVIATION = 0.236
-"""Expected deviation of matmuls in bf16 on left-out architectures, the median [log time]."""
+"""Expected deviation of matmuls in bf16 on devices whose architecture is left out, the median [log time]."""
 _USUAL_SCHEMES = ("bf16", "f16", "f32")
 _COMPARED = frozenset({"composite", "training"})
 """Estimators whose steps have been compared with measured ones."""

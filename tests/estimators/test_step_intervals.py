@@ -10,6 +10,9 @@ import numpy as np
 import pytest
 
 from hespas import api
+from hespas.estimators import step_intervals as module
+from hespas.estimators.learned.extrapolation import expected_deviation, references_of
+from hespas.estimators.learned.serialization import read_model, shipped_folder
 from hespas.estimators.step_intervals import LEVELS, device_level, interval_factors, step_intervals
 from hespas.generators.llm import Layout, LlmStep, Training, load_model
 from hespas.hardware import load_device
@@ -103,3 +106,15 @@ def test_a_step_on_a_device_without_near_references_has_a_wider_interval() -> No
         low, high = interval_factors("program", load_device(name), "composite")
         widths.append(high / low)
     assert widths[0] < widths[1] < widths[2] < widths[3]
+
+
+def test_the_usual_deviation_is_that_of_left_out_architectures() -> None:
+    card = read_model(shipped_folder() / "gemm-bf16.json").card
+    cell = max(card.cells, key=lambda cell: sum(cell.rows.values()))
+    deviations: list[float] = []
+    for fitted in card.devices:
+        without = [other.name for other in card.devices if other.arch == fitted.arch]
+        references = references_of(card, cell, load_device(fitted.name), without)
+        assert references is not None
+        deviations.append(float(expected_deviation(references)))
+    assert pytest.approx(np.median(deviations), abs=0.002) == module._USUAL_DEVIATION  # pyright: ignore[reportPrivateUsage]
